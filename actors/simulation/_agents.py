@@ -141,7 +141,7 @@ class SimulatedAgent:
     async def _answer(self, turn: TurnContext) -> None:
         simulation = self.simulation
         self._outside.look(turn, turn.view)
-        if self.misbehaves and simulation.chance("agent is a zombie", 0.1):
+        if self.misbehaves and simulation.chance("agent is a zombie", 0.15):
             await self._be_a_zombie(turn)
             return
         for _ in range(simulation.draw("agent steps", _STEPS_MAX)):

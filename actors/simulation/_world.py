@@ -927,7 +927,7 @@ class _Run:
         if not self.options.drains:
             return
         while not self.is_healed:
-            await simulation.sleep(0.2 + 0.2 * simulation.draw("next drain", 50))
+            await simulation.sleep(0.2 + 0.2 * simulation.draw("next drain", 12))
             server = self.servers.get(simulation.pick("drain whom", self.names))
             # A node whose conversations were left is about to end, and accepts no more tasks.
             is_there = server is not None and server.conversations is not None
@@ -940,7 +940,7 @@ class _Run:
         if conversations is None or conversations.is_draining:
             return
         messages = simulation.pick("messages while draining", get_args(WhileDraining))
-        grace_s = simulation.pick("grace", (1.0, 0.0, 5.0, 20.0))
+        grace_s = simulation.pick("grace", (1.0, 0.0, 5.0, 0.0, 20.0))
         self.oracles.drain_begins(server.journal, messages)
         is_sure = not (self.options.journal_faults or self.options.freezes) and (
             self._strike_of_journal is None and self.struck_s is None
