@@ -63,9 +63,16 @@ class Tape:
 
     def chance(self, label: str, probability: float) -> bool:
         """Return True with this probability; False is the boring choice."""
-        if self.is_played:
-            return self.draw(label, 2) == 1
-        return self.draw(label, 2, int(self.random.random() < probability)) == 1
+        if not self._is_fresh:
+            chosen = None if self.is_played else int(self.random.random() < probability)
+            return self.draw(label, 2, chosen) == 1
+        # As `draw` does, without its steps: chances are most decisions.
+        is_chosen = self.random.random() < probability
+        try:
+            self.streams[label].append(int(is_chosen))
+        except KeyError:
+            self.streams[label] = [int(is_chosen)]
+        return is_chosen
 
     @property
     def decisions(self) -> int:
