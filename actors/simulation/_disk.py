@@ -426,7 +426,7 @@ async def linger(
     """
     if simulation.chance(f"{label} waits", probability):
         share = (1 + simulation.draw(f"{label} waits for", 100)) / 100
-        await simulation.sleep(seconds_max * share)
+        await simulation.scheduler.sleep(seconds_max * share)
 
 
 def owner_of(store: MemoryStore, conversation_id: str) -> SimulatedJournal | None:

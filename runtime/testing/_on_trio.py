@@ -168,15 +168,17 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     def _next_wake_up(self) -> float:
         """Return when the next sleeper is due, or infinity."""
         # A sleeper that was cancelled waits no more, and time must not jump for it.
-        while self._sleepers and self._sleepers[0][2].waker is None:
-            heapq.heappop(self._sleepers)
-        return self._sleepers[0][0] if self._sleepers else math.inf
+        sleepers = self._sleepers
+        while sleepers and sleepers[0][2].waker is None:
+            heapq.heappop(sleepers)
+        return sleepers[0][0] if sleepers else math.inf
 
     def _jump(self, until: float) -> None:
         """Let the time jump, and wake the sleepers that are due then."""
-        self._now = max(self._now, until)
-        while self._sleepers and self._sleepers[0][0] <= self._now:
-            heapq.heappop(self._sleepers)[2].set(None)
+        self._now = now = max(self._now, until)
+        sleepers = self._sleepers
+        while sleepers and sleepers[0][0] <= now:
+            heapq.heappop(sleepers)[2].set(None)
 
     def _node_of(self, entry: trio.lowlevel.Task) -> Node | None:
         return entry.context.get(current_node)

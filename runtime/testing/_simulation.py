@@ -343,7 +343,7 @@ class Node:
         return self._now() * self._clock_rate
 
     async def sleep(self, seconds: float) -> None:
-        await self._simulation.sleep(seconds / self._clock_rate)
+        await self._simulation.scheduler.sleep(seconds / self._clock_rate)
 
     def wall_clock(self) -> float:
         return WALL_CLOCK_START + self.monotonic() + self.wall_clock_off_s
@@ -453,13 +453,15 @@ class Simulation:
         assert self._tasks is not None, "a simulation starts its tasks itself"
         token = current_node.set(None)
         try:
-            self._tasks.start_soon(self._run_task, partial(function, *arguments), name=name)
+            self._tasks.start_soon(self._run_task, function, *arguments, name=name)
         finally:
             current_node.reset(token)
 
-    async def _run_task(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run_task(
+        self, function: Callable[[*Arguments], Coroutine[Any, Any, None]], *arguments: *Arguments
+    ) -> None:
         try:
-            await function()
+            await function(*arguments)
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -535,7 +537,7 @@ class Simulation:
 def _name_of(function: Callable[..., object]) -> str:
     while isinstance(function, partial):
         function = function.func
-    return getattr(function, "__qualname__", type(function).__qualname__).rpartition(".")[2]
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _told(error: BaseException) -> str:
