@@ -315,6 +315,7 @@ class Oracles:
         new = shadow.events[known:]
         if new:
             self.last_writer = owner_of(self._store, conversation_id)
+            self.simulation.scheduler.looks_at = 0
         ended = {event.turn_id for event in new if event.kind == "turn_ended"}
         if ended:
             started = {event.turn_id for event in new if event.kind == "turn_started"}

@@ -712,7 +712,8 @@ class _Run:
 
     async def play(self) -> None:
         simulation = self.simulation
-        simulation.checks.append(self._look)
+        simulation.scheduler.look = self._look
+        self._look_before(0)
         for name in self.names:
             simulation.start_soon(self._operate, name)
         async with simulation.scheduler.open_tasks() as others:
@@ -742,21 +743,28 @@ class _Run:
         await self._stop_all()
         self.oracles.check_end()
 
-    def _look(self) -> None:
-        """Strike now and then at sensitive moments, or when a strike is due.
+    def _look_before(self, step: int) -> None:
+        """Look before this step at the latest."""
+        scheduler = self.simulation.scheduler
+        scheduler.looks_at = min(scheduler.looks_at, step)
 
-        It runs before every step, so it avoids calls.
-        """
-        steps = self.simulation.scheduler.steps
+    def _look(self) -> None:
+        """Strike now and then at sensitive moments, or when a strike is due."""
+        scheduler = self.simulation.scheduler
+        steps = scheduler.steps
         if steps >= self._looks_at_time:
             self._look_at_time(steps)
+        scheduler.looks_at = self._looks_at_time
         writer = self.oracles.last_writer
         if writer is not None:
             self.oracles.last_writer = None
             chance = 0.0 if self.is_healed else self.options.strikes_at_writes
             if chance and self.simulation.chance("strike at a write", chance):
                 self._strike(writer.node)
-        if self.strike_at is not None and steps >= self.strike_at:
+        if self.strike_at is not None:
+            if steps < self.strike_at:
+                self._look_before(self.strike_at)
+                return
             self.strike_at = None
             server = self.servers.get(self.simulation.pick("strike whom", self.names))
             if server is not None and not self.is_healed:
@@ -889,6 +897,7 @@ class _Run:
             await simulation.sleep(0.2 + 0.2 * simulation.draw("next strike", 50))
             # Not at a time but after a number of steps.
             self.strike_at = simulation.steps + simulation.draw("strike after steps", 40)
+            self._look_before(self.strike_at)
 
     def _strike(self, node: Node) -> None:
         simulation = self.simulation

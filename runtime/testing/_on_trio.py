@@ -68,6 +68,7 @@ def find_trio_parts() -> TrioParts:
         "Runner.instruments": (runner, "instruments"),
         "EntryQueue.queue": (getattr(queue, "EntryQueue", None), "queue"),
         "EntryQueue.idempotent_queue": (getattr(queue, "EntryQueue", None), "idempotent_queue"),
+        "Deadlines._heap": (getattr(module, "Deadlines", None), "_heap"),
         "Deadlines.next_deadline": (getattr(module, "Deadlines", None), "next_deadline"),
         "Task._counter": (trio.lowlevel.Task, "_counter"),
     }
@@ -118,6 +119,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._runq: deque[trio.lowlevel.Task] = deque()
         self._calls: Sized = ()
         self._idempotent_calls: Sized = ()
+        self._deadlines: Any = None
         self._next_deadline: Callable[[], float] = lambda: math.inf
         self._places: list[trio.lowlevel.Task] = []
         """Trio's batch: it steps whatever is put here."""
@@ -223,6 +225,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._runq = runner.runq
         self._calls = runner.entry_queue.queue
         self._idempotent_calls = runner.entry_queue.idempotent_queue
+        self._deadlines = runner.deadlines
         self._next_deadline = runner.deadlines.next_deadline
 
     def random(self) -> float:
@@ -245,8 +248,12 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             self._ready = []
             return
         new = self._runq
-        is_idle = not self._calls and not self._idempotent_calls
-        if not new and not ready and is_idle and not self._runner.waiting_for_idle:
+        if self._calls or self._idempotent_calls:
+            ready += sorted(new, key=_age)
+            new.clear()
+            self._give_back()
+            return
+        if not new and not ready and not self._runner.waiting_for_idle:
             # Only sleepers of ours are due next: trio need not look for I/O before the jump.
             due = self._next_wake_up()
             if due < self._next_deadline():
@@ -257,17 +264,21 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             else:
                 ready += sorted(new, key=_age)
                 new.clear()
-        if ready and is_idle and self._next_deadline() > self._now:
-            try:
-                chosen = self._take(ready)
-            except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
-                self._failed(error)
-                self._error = error
-            else:
-                if chosen is not None:
-                    self._places.append(chosen)
-        if not self._places:
-            self._give_back()
+        if ready:
+            scopes = self._deadlines._heap  # noqa: SLF001 - found above; trio replaces the list
+            # The first may be of a scope that has ended, which `next_deadline` drops.
+            now = self._now
+            if not scopes or scopes[0][0] > now or self._next_deadline() > now:
+                try:
+                    chosen = self._take(ready)
+                except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
+                    self._failed(error)
+                    self._error = error
+                else:
+                    if chosen is not None:
+                        self._places.append(chosen)
+                        return
+        self._give_back()
 
     def _place_next(self) -> None:
         try:

@@ -95,6 +95,9 @@ class Scheduler(ABC, Generic[Entry]):
         self.story: Story | None = None
         """If set, each step is reported to it."""
         self.steps = 0
+        self.look: Callable[[], None] = lambda: None
+        """Called before the step `looks_at`, and before each after it until that is moved."""
+        self.looks_at: float = math.inf
         self.ended_at_s = 0.0
         self.node_steps: dict[str, int] = {}
         self._trace = 0
@@ -221,22 +224,23 @@ class Scheduler(ABC, Generic[Entry]):
         story = self.story
         if story is not None:
             story.step_ends()
+        if self.steps >= self.looks_at:
+            self.look()
         for check in simulation.checks:
             check()
-        known = self._known
         while ready:
             count = len(ready)
             if count == 1:
                 place = 0
-            elif self._is_plain:
-                place = self._draw("task", count)
+                entry = ready.pop()
             else:
-                place = self._draw("task", count, self._place(ready))
-            entry = ready.pop(place)
-            found = known.get(entry)
-            if found is None:
-                found = known[entry] = len(known), self._node_of(entry)
-            number, node = found
+                chosen = None if self._is_plain else self._place(ready)
+                place = self._draw("task", count, chosen)
+                entry = ready.pop(place)
+            try:
+                number, node = self._known[entry]
+            except KeyError:
+                number, node = self._know(entry)
             if node is not None:
                 if node.is_crashed or node.is_frozen:
                     node.held.append(entry)
@@ -245,14 +249,19 @@ class Scheduler(ABC, Generic[Entry]):
                 if self._strike is not None and self._is_struck(node, entry):
                     node.held.append(entry)
                     continue
-            self.steps += 1
+            self.steps = steps = self.steps + 1
             self._trace = (self._trace * 1_000_003 ^ number) & _MASK
             if story is not None:
                 story.step_begins(*self._seen(entry), place)
-            if self.steps >= self._steps_max:
+            if steps >= self._steps_max:
                 self._over_budget()
             return entry
         return None
+
+    def _know(self, entry: Entry) -> tuple[int, Node | None]:
+        """Give an entry its number."""
+        found = self._known[entry] = len(self._known), self._node_of(entry)
+        return found
 
     def _is_struck(self, node: Node, entry: Entry) -> bool:
         """Strike if this is the step; True if the entry may not run now."""
