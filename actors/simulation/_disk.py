@@ -424,8 +424,9 @@ async def linger(
     Use it in places that are followed by a wait anyway: a step that only yields there finds
     nothing.
     """
-    if simulation.chance(f"{label} waits", probability):
-        share = (1 + simulation.draw(f"{label} waits for", 100)) / 100
+    tape = simulation.tape
+    if tape.chance(f"{label} waits", probability):
+        share = (1 + tape.draw(f"{label} waits for", 100)) / 100
         await simulation.scheduler.sleep(seconds_max * share)
 
 

@@ -27,7 +27,7 @@ import trio
 import trio.abc
 import trio.lowlevel
 
-from .._backend import OneShot, Park, parking
+from .._backend import Park, Waker, parking
 from ._scheduler import Scheduler, Scope, Tasks
 from ._simulation import Node, Policy, SimulatorUnsupported, Strike, current_node
 from ._tape import Tape
@@ -95,6 +95,15 @@ class _Instruments(dict[str, None]):
         self.call = call
 
 
+class _Sleeper:
+    """A task that waits for a time; once it has left its wait, it has no waker."""
+
+    __slots__ = ("waker",)
+
+    def __init__(self) -> None:
+        self.waker: Waker | None = None
+
+
 class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     """Trio uses it as its clock, as its instrument, and as its generator of random numbers."""
 
@@ -112,7 +121,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             raise ValueError("trio knows no native cancellation of a task: use asyncio")
         self._parts = find_trio_parts()
         self._now = 0.0
-        self._sleepers: list[tuple[float, int, OneShot[None]]] = []
+        self._sleepers: list[tuple[float, int, _Sleeper]] = []
         self._slept = 0
         self._park: Park
         self._runner: Any = None  # trio's own, as these:
@@ -150,10 +159,10 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         if seconds <= 0.0:
             await trio.lowlevel.checkpoint()
             return
-        gate: OneShot[None] = OneShot()
+        sleeper = _Sleeper()
         self._slept += 1
-        heapq.heappush(self._sleepers, (self._now + seconds, self._slept, gate))
-        await self._park(gate)
+        heapq.heappush(self._sleepers, (self._now + seconds, self._slept, sleeper))
+        await self._park(sleeper)
 
     def begin(self, scope: anyio.CancelScope) -> None:
         super().begin(scope)
@@ -180,7 +189,9 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._now = now = max(self._now, until)
         sleepers = self._sleepers
         while sleepers and sleepers[0][0] <= now:
-            heapq.heappop(sleepers)[2].set(None)
+            waker = heapq.heappop(sleepers)[2].waker
+            if waker is not None:
+                waker.set_result(None)
 
     def _node_of(self, entry: trio.lowlevel.Task) -> Node | None:
         return entry.context.get(current_node)

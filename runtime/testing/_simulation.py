@@ -175,6 +175,11 @@ class Node:
         drawn = simulation.tape.draw("node.random", 1 << 16)
         self.random = random.Random(f"{name} {incarnation} {drawn}")
         ids = random.Random(f"ids {name} {incarnation} {drawn}")
+        # Most clocks are right, and take no step of their own.
+        scheduler = simulation.scheduler
+        is_right = clock_rate == 1.0
+        self.monotonic: Callable[[], float] = scheduler.now if is_right else self._read_clock
+        self.sleep = scheduler.sleep if is_right else self._sleep
         self.ports = Ports(
             monotonic=self.monotonic,
             loop_time=self.monotonic,
@@ -339,10 +344,10 @@ class Node:
         if self.is_crashed:
             raise NodeCrashed(self.name)
 
-    def monotonic(self) -> float:
+    def _read_clock(self) -> float:
         return self._now() * self._clock_rate
 
-    async def sleep(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         await self._simulation.scheduler.sleep(seconds / self._clock_rate)
 
     def wall_clock(self) -> float:
@@ -407,9 +412,9 @@ class Simulation:
         else:
             await anyio.lowlevel.checkpoint()
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Wait as `anyio.sleep` does, at a lower cost: for code of a world that sleeps often."""
-        await self.scheduler.sleep(seconds)
+        return self.scheduler.sleep(seconds)
 
     def move_on_after(self, seconds: float) -> Scope:
         """Return a cancel scope that ends after `seconds`, as `anyio.move_on_after` does.

@@ -34,6 +34,7 @@ class Tape:
         self._is_fresh = not self.is_played and not self._shared
         """True if no decision comes from another run."""
         self.random = random.Random(f"turnkeeper {seed}")
+        self._number = self.random.random
 
     def draw(self, label: str, options: int, chosen: int | None = None) -> int:
         """Return a number from 0 to `options - 1`; a single option is no decision.
@@ -42,37 +43,37 @@ class Tape:
         """
         if options <= 1:
             return 0
-        stream = self.streams.get(label)
-        if stream is None:
-            stream = self.streams[label] = []
         if self._is_fresh:
-            value = int(self.random.random() * options) if chosen is None else chosen
+            value = int(self._number() * options) if chosen is None else chosen
+            try:
+                self.streams[label].append(value)
+            except KeyError:
+                self.streams[label] = [value]
+            return value
+        stream = self.streams.setdefault(label, [])
+        shared = self._played if self.is_played else self._shared
+        earlier, at = shared.get(label, ()), len(stream)
+        if at < len(earlier):
+            # An option that a changed program lacks is capped.
+            value = min(earlier[at], options - 1)
         elif self.is_played:
-            played = self._played.get(label, ())
-            at = len(stream)
-            # Past its end a tape is boring; an option that a changed program lacks is capped.
-            value = min(played[at], options - 1) if at < len(played) else 0
-        elif len(stream) < len(self._shared.get(label, ())):
-            value = min(self._shared[label][len(stream)], options - 1)
-        elif chosen is None:
-            value = int(self.random.random() * options)
+            value = 0  # past its end a tape is boring
         else:
-            value = chosen
+            value = int(self._number() * options) if chosen is None else chosen
         stream.append(value)
         return value
 
     def chance(self, label: str, probability: float) -> bool:
         """Return True with this probability; False is the boring choice."""
+        chosen = False if self.is_played else self._number() < probability
         if not self._is_fresh:
-            chosen = None if self.is_played else int(self.random.random() < probability)
-            return self.draw(label, 2, chosen) == 1
-        # As `draw` does, without its steps: chances are most decisions.
-        is_chosen = self.random.random() < probability
+            return self.draw(label, 2, int(chosen)) == 1
+        # As `draw` does: chances are most decisions.
         try:
-            self.streams[label].append(int(is_chosen))
+            self.streams[label].append(int(chosen))
         except KeyError:
-            self.streams[label] = [int(is_chosen)]
-        return is_chosen
+            self.streams[label] = [int(chosen)]
+        return chosen
 
     @property
     def decisions(self) -> int:
