@@ -17,6 +17,7 @@ from typing import Final
 
 import anyio
 
+from ._backend import OneShot
 from ._messages import Ask
 from .ports import Ports
 
@@ -149,6 +150,7 @@ class Clock:
 
     async def run(self) -> None:
         """Run everything when it is due, until cancelled."""
+        never: OneShot[None] = OneShot()  # waiting for it costs less than sleeping forever
         while True:
             self._run_due()
             with anyio.CancelScope() as self._asleep:
@@ -157,7 +159,7 @@ class Clock:
                     await self._sleep(max(0.0, self._wakes_at - self.now()))
                 else:
                     self._wakes_at = math.inf
-                    await anyio.sleep_forever()
+                    await never.wait()
             self._asleep = None
             self._wakes_at = -math.inf
 
