@@ -204,6 +204,11 @@ class Scheduler(ABC, Generic[Entry]):
             self.release(node)
         self._is_over = True
 
+    def forget(self) -> None:
+        """Drop the world and its tasks, most of which then need no collector."""
+        self.simulation = None
+        self._known.clear()
+
     def release(self, node: Node) -> None:
         """Let a node go on that was frozen."""
         held, node.held = node.held, []

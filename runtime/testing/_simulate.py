@@ -135,6 +135,18 @@ def _in_turn() -> Iterator[None]:
 @_in_turn()
 def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Run:
     """Run a world on this tape; with its story, if the tape is one that tells."""
+    # A collection would run finalizers at a moment that depends on what ran before.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _run_uncollected(world, settings, policy, tape)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _run_uncollected(world: World, settings: Settings, policy: Policy, tape: Tape) -> Run:
+    """Run a world; when this returns, most of it is gone, and the collector need not look at it."""
     scheduler = _scheduler_of(settings.backend)(
         tape,
         policy,
@@ -144,9 +156,6 @@ def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Ru
     )
     simulation = Simulation(tape, scheduler, notes_max=settings.notes_max)
     story = _story_of(simulation, tape)
-    # A collection would run finalizers at a moment that depends on what ran before.
-    was_enabled = gc.isenabled()
-    gc.disable()
     try:
         with contextlib.nullcontext() if story is None else story.told():
             scheduler.run(simulation, world)
@@ -158,8 +167,7 @@ def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Ru
         if not isinstance(error, Exception) or simulation.first_broken is None:
             raise
     finally:
-        if was_enabled:
-            gc.enable()
+        scheduler.forget()
     return Run(
         seed=settings.seed,
         policy=policy,
