@@ -545,7 +545,7 @@ async def change(
     await caller.check_exists()
     labels = body.labels
     if labels is None and "labels" in body.model_fields_set:
-        labels = dict.fromkeys((await caller.conversation.at()).details.labels)
+        labels = await _removed_labels(caller, idempotency_key)
     title = body.title or "" if "title" in body.model_fields_set else None
     owner = body.owner or "" if "owner" in body.model_fields_set else None
     if owner is not None and caller.owner is not None:
@@ -556,6 +556,19 @@ async def change(
         )
     with once_it_happened():
         return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
+
+
+async def _removed_labels(
+    caller: ConversationCaller, change_id: str | None
+) -> dict[str, str | None]:
+    """Return the labels that null removes, each with None: all; for a repeat, all of that time."""
+    seq = None
+    if change_id is not None:
+        journal = caller.service.conversations.journal
+        made = await journal.find_events(caller.conversation_id, [change_id])
+        if change_id in made:
+            seq = made[change_id] - 1
+    return dict.fromkeys((await caller.conversation.at(seq)).details.labels)
 
 
 @router.delete(HERE, responses={412: {}})

@@ -271,6 +271,27 @@ async def test_a_title_and_labels_are_changed_by_a_merge_patch(world: World) -> 
         assert "planted" not in refused.text
 
 
+async def test_a_removal_of_all_labels_is_sent_again_as_what_it_was(world: World) -> None:
+    """At the repeat there are other labels than those that were removed, or none."""
+    await world.answered("alice", "one")
+    await world.http.patch(HERE, json={"labels": {"a": "1", "b": "2"}})
+    body = {"title": "Books", "labels": None}
+
+    async def patch() -> tuple[int, object]:
+        reply = await world.http.patch(HERE, json=body, headers={"Idempotency-Key": "change-1"})
+        return reply.status_code, reply.json().get("labels")
+
+    first, again = await patch(), await patch()
+    await world.http.patch(HERE, json={"labels": {"c": "3"}})
+    later = await patch()
+
+    assert (first, again, later) == ((200, {}), (200, {}), (200, {"c": "3"}))
+    other = await world.http.patch(
+        HERE, json={"title": "Other", "labels": None}, headers={"Idempotency-Key": "change-1"}
+    )
+    assert other.json()["type"] == "urn:turnkeeper:event-id-conflict"
+
+
 async def test_a_change_that_was_made_is_not_told_as_if_nothing_had_happened(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
