@@ -4,6 +4,10 @@
 request with one byte too many after its upgrade is enough. It also shields its writes, so a client
 that reads nothing keeps the server from stopping. Here a connection that fails ends alone, and
 connections that have not ended in time are closed.
+
+Only HTTP/1 is spoken. Where hypercorn goes over to HTTP/2, it forgets to close a connection without
+a request: so clients that send no more than the first line of HTTP/2 could use up the files that
+the process may open.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ import socket
 from functools import partial
 
 import anyio
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -44,7 +50,7 @@ async def serve_on_trio(
     async def serve_one(stream: trio.SocketStream) -> None:
         streams.add(stream)
         try:
-            await TCPServer(
+            await _Connection(
                 wrapped,
                 config,
                 context,
@@ -81,3 +87,27 @@ async def serve_on_trio(
                 accepting.cancel_scope.cancel()
             await context.terminated.set()
         closing.cancel_scope.cancel()
+
+
+class _Connection(TCPServer):
+    """Goes over to no other protocol than the one that it begins with."""
+
+    async def _read_data(self) -> None:
+        begun = self.protocol
+        self.protocol = _Http1(  # type: ignore[assignment]  # has all that is called of it
+            begun.app,
+            begun.config,
+            begun.context,
+            begun.task_group,
+            begun.state,
+            begun.ssl,
+            begun.client,
+            begun.server,
+            begun.send,
+        )
+        await super()._read_data()
+
+
+class _Http1(H11Protocol):
+    async def _check_protocol(self, _event: h11.Request) -> None:
+        """Answer in HTTP/1, as a server may that was offered HTTP/2 (RFC 9110, 7.8)."""

@@ -96,6 +96,31 @@ def test_a_connection_that_fails_ends_no_other(rest: bytes) -> None:
     trio.run(main)
 
 
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"PRI * HTTP/2.0\r\n\r\n",
+        GET
+        + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n",
+    ],
+)
+def test_a_client_that_would_speak_http_2_is_answered_in_http_1(request_head: bytes) -> None:
+    """In HTTP/2, hypercorn keeps a connection without a request for as long as the client does."""
+
+    async def main() -> None:
+        app = Held()
+        app.is_told.set()
+        async with (
+            serving(app, stop_s=0.05) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as stream,
+        ):
+            await stream.send_all(request_head)
+            read = await stream.receive_some()
+            assert read.startswith(b"HTTP/1.1 200"), read
+
+    trio.run(main)
+
+
 def test_a_client_that_takes_nothing_does_not_keep_the_server_from_stopping() -> None:
     async def main() -> None:
         app = Held()
