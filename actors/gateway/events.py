@@ -70,6 +70,9 @@ async def _write_events(
     """Write the events until the stream ends; return why it ends."""
     after = cursor.seq
     is_checked = cursor.event_id is None
+    # A bare seq fits a conversation that begins, perhaps as another user's, after the request was
+    # let in.
+    may_be_anothers = is_checked
     if not is_checked:
         if await caller.find(cursor) is None:
             return "gone"
@@ -97,8 +100,11 @@ async def _write_events(
             await write(frames.of_piece(item))
             await streams.gather_pieces()
         elif is_checked:
-            if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
+            if may_be_anothers or (
+                isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None
+            ):
                 await caller.conversation.check_owner()
+                may_be_anothers = False
             if is_heard and follower is not None and follower.is_short_of(item):
                 is_heard = False
                 await write(sse({"pieces": is_heard}, event="note"))

@@ -219,6 +219,27 @@ async def test_a_stream_ends_when_the_conversation_is_given_to_another_user() ->
         assert "secret" not in str(seen)
 
 
+@pytest.mark.parametrize("after", ["", "?after=1", "?after=1&pieces=true"])
+async def test_a_stream_that_waits_for_a_conversation_shows_none_of_another_user(
+    after: str,
+) -> None:
+    """The application's own code begins it, as an import does, for no user."""
+    async with wired() as wire:
+        seen: list[str] = []
+
+        async def read() -> None:
+            seen.append((await wire.ask("alice", "GET", f"{CHAT}/events{after}")).text)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            while not wire.http._transport.app._service.streams.count:  # type: ignore[attr-defined]
+                await anyio.lowlevel.checkpoint()
+            await wire.conversations["alice:chat"].send("secret")
+
+        assert 'data: {"why":"conversation-not-found"}' in seen[0]
+        assert "secret" not in seen[0]
+
+
 async def test_a_turn_is_not_told_on_when_its_conversation_is_given_away() -> None:
     said = {"id": "m1", "role": "user", "content": "one"}
     parts = {"id": "m2", "role": "user", "parts": [{"type": "text", "text": "two"}]}
