@@ -185,8 +185,10 @@ class _TurnWatch:
                 by = event.replaced_by
                 why = "cancelled by its caller" if by is None else f"replaced by chat message {by}"
                 self.end = TurnEnd("withdrawn", "", why)
-            case ForkedFromEvent(conversation_id=origin) if not self._has_begun:
-                self.end = TurnEnd("withdrawn", "", f"it waits in conversation {origin}")
+            case ForkedFromEvent() if not self._has_begun:
+                # Not by its id, which not all who may read this conversation may know.
+                why = "it waits in the conversation that this one was forked from"
+                self.end = TurnEnd("withdrawn", "", why)
             case AgentMessageEvent(turn_id=self.turn_id, content=content):
                 self._reply = content
             case TurnEndedEvent(turn_id=self.turn_id):

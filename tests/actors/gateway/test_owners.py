@@ -387,6 +387,23 @@ async def test_an_export_does_not_name_the_parent_of_a_fork_to_others() -> None:
             assert await journal.read("alice:notes", after=0, limit=10)
 
 
+async def test_a_message_that_waits_in_the_parent_of_a_fork_does_not_name_it() -> None:
+    async with wired(alices_notes) as wire:
+        wire.agent.hold("one")
+        messages = "/v1/conversations/notes/messages"
+        await wire.ask("alice", "POST", messages, {"content": "one"})
+        queued = {"content": "two"}
+        await wire.ask("alice", "POST", messages, queued, **{"Idempotency-Key": "m2"})
+        notes = "/v1/conversations/notes-of-alice"
+        await wire.ask("bob", "POST", f"{notes}/fork", {"id": "mine"})
+
+        turn = await wire.ask("bob", "GET", "/v1/conversations/mine/messages/m2/turn")
+        wire.agent.release("one")
+
+        assert turn.json()["end"]["outcome"] == "withdrawn"
+        assert "alice" not in turn.text
+
+
 async def test_what_a_principal_may_read_it_may_fork_to_where_it_may_write() -> None:
     async with wired(alices_notes, notes_are_read_only) as wire:
         await wire.say("alice", "notes", "buy milk")
