@@ -504,6 +504,27 @@ async def test_calls_are_answered_one_by_one(browser: Browser) -> None:
         await expect(world.page.locator("tk-act li.card")).to_have_count(0)
 
 
+async def test_a_call_is_shown_whole_and_in_order_to_the_person_who_allows_it(
+    browser: Browser,
+) -> None:
+    """What follows many blanks, or is written from right to left, must not be allowed unseen."""
+
+    async def run(command: str) -> str:
+        """Run a command."""
+        return command
+
+    command = f"echo hello{' ' * 3_000}; rm -r \u202edlrow\u202c /"
+    model = ScriptedModel([ModelResponse("", calls=[ToolCall("run", {"command": command})])])
+    async with site(browser, agent=ToolAgent(model, [run], confirm=["run"])) as world:
+        await world.conversations["alice"].send("say hello")
+        await world.at("alice", "act")
+
+        await world.shows("; rm -r \\u202edlrow\\u202c /", "tk-act li.card")
+        await world.at("alice")
+        await world.page.locator(".log-pane [data-seq='3']").click()
+        await world.shows("; rm -r \\u202edlrow\\u202c /", "tk-detail")
+
+
 async def test_a_message_is_edited_a_fork_made_and_a_log_exported_and_verified(
     browser: Browser, tmp_path: Path
 ) -> None:

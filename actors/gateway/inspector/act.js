@@ -1,8 +1,9 @@
 // Actions: send, edit, interrupt, pause, answer, fork, undo, export, verify; and their outcomes.
 
 import { askBlob, placeOf } from "./api.js";
+import { textView } from "./detail.js";
 import { h, show } from "./dom.js";
-import { number, oneLine, plural } from "./format.js";
+import { asJson, number, oneLine, plural } from "./format.js";
 
 const POLICIES = [
   ["", "the server's default"], ["queue", "queue: wait for its turn"], ["interrupt", "interrupt the running turn"],
@@ -190,7 +191,10 @@ export class Act extends HTMLElement {
     if (!awaiting.length) return show(this.#waiting);
     const [line, run] = this.#teller();
     const view = await this.#log.ask("/view", { query: { brief: 2_000 } });
-    const calls = view.events.filter((event) => event.kind === "action" && awaiting.includes(event.tool_call_id));
+    // A person who allows a call has to see all of it: one that was cut is read again.
+    const whole = async (offset) => (await this.#log.ask("/view", { query: { at: view.seq, offset, limit: 1 } })).events[0];
+    const shown = view.events.map((event, n) => event.kind === "action" && awaiting.includes(event.tool_call_id) && (event.cut ? whole(n) : event));
+    const calls = await Promise.all(shown.filter(Boolean));
     const answers = new Map();
     const rows = calls.map((call) => {
       const name = `call-${(ids += 1)}`;
@@ -203,7 +207,7 @@ export class Act extends HTMLElement {
         no.firstChild.checked = !value;
         submit.disabled = answers.size < awaiting.length;
       };
-      return h("li.card", h("code", `${call.tool_name}(${JSON.stringify(call.arguments)})`), h("div.inline", yes, no, reason));
+      return h("li.card", textView(`${call.tool_name}(${asJson(call.arguments)})`), h("div.inline", yes, no, reason));
     });
     const submit = h("button.main", { disabled: true, onclick: () => run(async () => {
       await this.#post("/answer", { answers: Object.fromEntries(answers) });

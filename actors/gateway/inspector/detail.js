@@ -2,7 +2,7 @@
 
 import { placeOf } from "./api.js";
 import { h, show } from "./dom.js";
-import { kindName, number, wholeTime, words } from "./format.js";
+import { asJson, kindName, number, wholeTime, words } from "./format.js";
 
 const SHOWN = 20_000;
 
@@ -65,9 +65,11 @@ export class Detail extends HTMLElement {
   }
 }
 
-/** Return a value as JSON; a long one shows its beginning, and more on demand. */
-export function jsonView(value) {
-  const text = JSON.stringify(value, null, 2);
+/** Return a value as JSON, as `textView` shows it. */
+export const jsonView = (value) => textView(asJson(value, 2));
+
+/** Return a text in an element; a long one shows its beginning, and more on demand. */
+export function textView(text) {
   const pre = h("pre.json", text.slice(0, SHOWN));
   if (text.length <= SHOWN) return pre;
   let shown = SHOWN;

@@ -41,14 +41,23 @@ export function oneLine(text, length = 240) {
   return String(text ?? "").slice(0, length).replace(/\s+/g, " ").trim();
 }
 
+// Written as they are, these would show the text around them in another order than it has.
+const ORDERING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Return a value as JSON, with an escape for each character that only orders the text around it. */
+export function asJson(value, indent) {
+  return JSON.stringify(value, null, indent)
+    .replace(ORDERING, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /** Return the parts of a model's message as text. */
 export function plainText(content) {
   if (typeof content === "string") return content;
-  if (!Array.isArray(content)) return content === null || content === undefined ? "" : JSON.stringify(content, null, 1);
-  return content.map((part) => part.text ?? part.thinking ?? JSON.stringify(part, null, 1)).join("\n");
+  if (!Array.isArray(content)) return content === null || content === undefined ? "" : asJson(content, 1);
+  return content.map((part) => part.text ?? part.thinking ?? asJson(part, 1)).join("\n");
 }
 
-const call = (event) => `${event.tool_name}(${oneLine(JSON.stringify(event.arguments ?? {}), 160)})`;
+const call = (event) => `${event.tool_name}(${oneLine(asJson(event.arguments ?? {}), 160)})`;
 
 const WORDS = {
   __proto__: null, // a kind that is not known here may have any name, "constructor" too

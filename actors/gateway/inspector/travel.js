@@ -2,7 +2,7 @@
 
 import { empty, h, segments, show, svg, whenQuiet } from "./dom.js";
 import { jsonView } from "./detail.js";
-import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
+import { asJson, kindName, number, plainText, plural, toneOf, words } from "./format.js";
 import "./rows.js";
 
 const WINDOW = 60;
@@ -379,7 +379,7 @@ export class Travel extends HTMLElement {
       return h("div", { class: `tone-${tone}` },
         h("div.seen", h("div.who", h("b", role)),
           content !== undefined && h("div.text", plainText(content)),
-          Object.keys(rest).length > 0 && h("pre.json", JSON.stringify(rest, null, 2).slice(0, 4_000))));
+          Object.keys(rest).length > 0 && h("pre.json", asJson(rest, 2).slice(0, 4_000))));
     });
   }
 }
