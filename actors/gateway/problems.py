@@ -303,7 +303,7 @@ OWN: Mapping[str, Problem] = {
         Problem(
             405, "method-not-allowed", "this address takes only the methods in the header Allow"
         ),
-        Problem(405, "read-only", "this server only reads", headers={"Allow": "GET, HEAD"}),
+        Problem(405, "read-only", "this server only reads", headers={"Allow": "GET"}),
         Problem(408, "too-slow", "the body did not arrive in time"),
         Problem(
             409, "run-id-conflict", "this runId was used with other input; nothing was written"
