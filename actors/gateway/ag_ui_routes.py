@@ -38,7 +38,7 @@ from ..events import (
 from ..values.text import check_text
 from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
-from .bodies import PART_RULE, Given, MayByBody
+from .bodies import PART_RULE, Given, Items, MayByBody
 from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, once_it_happened
@@ -73,7 +73,7 @@ class Part(Given):
 class Message(Given):
     id: str = Field(max_length=ID_LENGTH_MAX)
     role: Literal["user", "assistant", "tool", "reasoning", "activity"]
-    content: str | list[Part] | dict[str, object] | None = None
+    content: str | Items[Part] | dict[str, object] | None = None
 
 
 class ResumeEntry(Given):
@@ -89,8 +89,8 @@ class ForwardedProps(Given):
 class RunInput(Given):
     thread_id: str = Field(alias="threadId")
     run_id: str = Field(alias="runId", min_length=1, max_length=ID_LENGTH_MAX)
-    messages: list[Message]
-    resume: list[ResumeEntry] | None = None
+    messages: Items[Message]
+    resume: Items[ResumeEntry] | None = None
     forwarded_props: ForwardedProps | None = Field(default=None, alias="forwardedProps")
     tools: list[object] | None = None
     context: list[object] | None = None

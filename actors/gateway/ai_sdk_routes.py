@@ -35,7 +35,7 @@ from ..events import (
 )
 from ..values.text import check_text
 from .ai_sdk import NAMELESS, TurnChunks, is_client_id, next_version
-from .bodies import PART_RULE, Given, MayByBody
+from .bodies import PART_RULE, Given, Items, MayByBody
 from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX
 from .replies import EventStream, Feed, Write, json_reply
@@ -70,12 +70,12 @@ class Part(Given):
 class Message(Given):
     id: str = Field(max_length=ID_LENGTH_MAX)
     role: Literal["user", "assistant"]
-    parts: list[Part] = Field(max_length=10_000)
+    parts: Items[Part] = Field(max_length=10_000)
 
 
 class ChatBody(Given):
     id: str
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     message_id: str | None = Field(default=None, alias="messageId")
     """With `regenerate-message`: the assistant message that is to be regenerated, if named."""

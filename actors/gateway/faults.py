@@ -118,7 +118,9 @@ def validation_faults(error: RequestValidationError, request: Request) -> Json:
         fault["detail"] = _rule_of(each["type"], each.get("ctx") or {}, fields)
         if fault not in found:
             found.append(fault)
-    return {"errors": found[:FAULTS_MAX]}
+        if len(found) == FAULTS_MAX:
+            break
+    return {"errors": found}
 
 
 def argument_faults(error: InvalidInput, request: Request) -> Json:

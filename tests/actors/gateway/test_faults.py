@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 
 from turnkeeper.actors import gateway
+from turnkeeper.actors.gateway import application, faults
 
 from .worlds import World, gateway_world
 
@@ -181,6 +184,55 @@ async def test_a_wrong_change_answer_or_fork_is_told_where(world: World) -> None
         assert reply.status_code == 422, (path, sent)
         assert reply.json()["errors"] == [wanted]
         assert "planted" not in reply.text
+
+
+USER = {"id": "m1", "role": "user"}
+RUN = {"threadId": "a", "runId": "r1", "messages": []}
+WRONG = [1] * 1_000
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("/v1/ag-ui", {**RUN, "messages": WRONG}),
+        ("/v1/ag-ui", {**RUN, "messages": [{**USER, "content": WRONG}]}),
+        ("/v1/ag-ui", {**RUN, "resume": WRONG}),
+        ("/v1/ai-sdk/chat", {"id": "a", "messages": WRONG}),
+        ("/v1/ai-sdk/chat", {"id": "a", "messages": [{**USER, "parts": WRONG}]}),
+        (f"{HERE}/messages", {"content": "x", "images": WRONG}),
+        (f"{HERE}/messages", {"content": "x", "files": WRONG}),
+    ],
+)
+async def test_a_list_of_nothing_but_faults_is_not_checked_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, path: str, sent: object
+) -> None:
+    """Two million faults fit into a body, and took gigabytes, and the event loop for minutes."""
+    found: list[int] = []
+
+    def counted(error: RequestValidationError, request: Request) -> dict[str, object]:
+        found.append(len(error.errors()))
+        return faults.validation_faults(error, request)
+
+    monkeypatch.setattr(application, "validation_faults", counted)
+    reply = await world.http.post(path, content=json.dumps(sent))
+
+    assert reply.status_code == 422, reply.text
+    assert found[0] < 10
+
+
+def test_no_more_faults_are_looked_at_than_are_told() -> None:
+    """Each is compared with those before it: with all of them, in the square of their number."""
+    looked_at: list[int] = []
+
+    class Many(RequestValidationError):
+        def errors(self) -> Iterator[dict[str, object]]:  # type: ignore[override]  # lazy
+            for n in range(1_000):
+                looked_at.append(n)
+                yield {"loc": ("query", str(n)), "type": "missing"}
+
+    told = faults.validation_faults(Many([]), Request({"type": "http"}))
+
+    assert len(told["errors"]) == len(looked_at) == faults.FAULTS_MAX  # type: ignore[arg-type]
 
 
 async def test_a_body_that_is_nested_too_deeply_is_told_how_deep_it_may_be() -> None:
