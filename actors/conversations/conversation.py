@@ -424,7 +424,7 @@ class Conversation:
         With `park`, a tool result that comes before its tool call waits in memory for at most
         `park_s` seconds, and `append` does not return until the result is in the log. It raises
         `ResultNotKept` if the owner stops first. The same result appended again, with `park` or
-        without, waits with the first one.
+        without, waits with the first one; it raises `OutcomeUnknown` if too many wait for it.
         """
         return await self._ask(Append(event, park, expected=self._expected))
 
@@ -435,7 +435,8 @@ class Conversation:
         chat message here must have no `message_id`. Appending the same events again writes nothing
         and returns `Duplicate`. Returns the seq of the last event; without events, the end of the
         log as its owner in this process knows it. Raises `EventIdConflict` if the log has only some
-        of the events, or has them in another order.
+        of the events, or has them in another order. If one of them is parked, the call waits until
+        that is decided.
         """
         return await self._ask(AppendAll(tuple(events), expected=self._expected))
 

@@ -6,17 +6,19 @@ unmatched, takes those that are ready after each command that brought calls, and
 are overdue when its timer fires. Parking is bounded in number and in time.
 
 All senders of one result get one answer: none is told that it was refused while it may still get
-into the log for another.
+into the log for another. That includes the senders of several events, of which one is parked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from turnkeeper.runtime import Refused
+
 from ..events import Event, ObservationLikeEvent
-from .admission import Violation
+from .admission import AdmissionRefused, Violation
 
 __all__ = ["Parked", "Parking"]
 
@@ -25,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parked(Generic[T]):
-    """One result that waits for its call."""
+    """One sender of a result that waits for its call."""
 
     event: ObservationLikeEvent
-    violation: Violation
-    """The refusal, if its call does not come."""
+    refusal: Refused
+    """The answer, if the call does not come."""
     ticket: T
     """The command to answer."""
     until: float
@@ -56,28 +58,36 @@ class Parking(Generic[T]):
         """The time at which the oldest is overdue."""
         return self._parked[0].until if self._parked else None
 
-    def park(self, violation: Violation, ticket: T, *, now: float) -> Violation | None:
-        """Park the event that was refused. Return the refusal if it cannot be parked.
-
-        An event that is sent again while it is parked waits with the first one, and no longer.
-        """
-        event = violation.event
-        if violation.name != "unmatched_tool_result" or not isinstance(event, ObservationLikeEvent):
-            return violation
-        same = [one for one in self._parked if one.event.tool_call_id == event.tool_call_id]
-        if same and same[0].event != event:
-            reason = f"a result for call {event.tool_call_id} is parked already"
-            return Violation("duplicate_tool_result", event, reason)
+    def park(self, refusal: AdmissionRefused, ticket: T, *, now: float) -> AdmissionRefused | None:
+        """Park the event that was refused. Return the refusal if it cannot be parked."""
+        event = refusal.violation.event
+        if refusal.violation.name != "unmatched_tool_result" or not isinstance(
+            event, ObservationLikeEvent
+        ):
+            return refusal
         calls = {one.event.tool_call_id for one in self._parked}
-        if len(same or calls) >= self._results_max:
-            return violation
-        until = same[0].until if same else now + self._wait_s
-        self._parked.append(Parked(event, violation, ticket, until))
+        if event.tool_call_id in calls:
+            reason = f"a result for call {event.tool_call_id} is parked already"
+            found = Violation("duplicate_tool_result", event, reason)
+            return AdmissionRefused(refusal.conversation_id, found)
+        if len(calls) >= self._results_max:
+            return refusal
+        self._parked.append(Parked(event, refusal, ticket, now + self._wait_s))
         return None
 
-    def has(self, event: Event) -> bool:
-        """True if this event is parked."""
-        return any(parked.event == event for parked in self._parked)
+    def find(self, events: Sequence[Event]) -> Parked[T] | None:
+        """Return the oldest one that is among these events, if any is parked."""
+        ids = {event.id for event in events}
+        among = (one for one in self._parked if one.event.id in ids and one.event in events)
+        return next(among, None)
+
+    def join(self, parked: Parked[T], refusal: Refused, ticket: T) -> bool:
+        """Let one more sender wait with a parked result, and no longer; False if too many do."""
+        same = [one for one in self._parked if one.event == parked.event]
+        if len(same) >= self._results_max:
+            return False
+        self._parked.append(Parked(parked.event, refusal, ticket, parked.until))
+        return True
 
     def is_waiting(self, open_calls: Container[str]) -> bool:
         """True if the call of a parked result has not come."""
@@ -86,6 +96,12 @@ class Parking(Generic[T]):
     def take_ready(self, open_calls: Container[str]) -> tuple[Parked[T], ...]:
         """Take the results whose calls have come, oldest first."""
         return self._take(lambda parked: parked.event.tool_call_id in open_calls)
+
+    def take_forestalled(self, events: Sequence[Event]) -> tuple[Parked[T], ...]:
+        """Take the results whose id or call these events have taken, oldest first."""
+        ids = {event.id for event in events}
+        calls = {one.tool_call_id for one in events if isinstance(one, ObservationLikeEvent)}
+        return self._take(lambda one: one.event.id in ids or one.event.tool_call_id in calls)
 
     def take_overdue(self, now: float) -> tuple[Parked[T], ...]:
         """Take the results that are overdue."""

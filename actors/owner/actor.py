@@ -93,6 +93,7 @@ from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
     CorruptLog,
+    EventIdConflict,
     LeaseExpired,
     ResultNotKept,
     StaleTurn,
@@ -122,6 +123,7 @@ from .wait_graph import Inside, WaitGraph, turn_of
 __all__ = ["ConversationActor", "Setup", "Verify"]
 
 T = TypeVar("T")
+Failure = TypeVar("Failure", bound=Exception)
 
 _SAMPLED = 1 / 64
 _PARK_TIMER = "park"
@@ -192,7 +194,7 @@ class _Taken(Stamp):
         """The reason if it was refused; then `decision` stays empty."""
 
 
-def _as_answer(error: Exception) -> Exception:
+def _as_answer(error: Failure) -> Failure:
     """Return the error, without its traceback if it is a refusal, which is an ordinary answer.
 
     The traceback refers to the frame that decided, and the frame to the batch that holds the
@@ -476,12 +478,13 @@ class ConversationActor(Actor[Command | Query]):
             self._release_parked(parking, decided)
         if isinstance(command, DropOverdue) and parking:
             for parked in parking.take_overdue(self._setup.ports.loop_time()):
-                parked.ticket.refusal = AdmissionRefused(self._conversation_id, parked.violation)
+                parked.ticket.refusal = parked.refusal
                 decided.append(parked.ticket)
         try:
             decision = decide(self._working, command, taken)
-        except AdmissionRefused as refusal:
-            if not self._park(taken, refusal):
+        except (AdmissionRefused, EventIdConflict) as refusal:
+            taken.refusal = self._park(taken, _as_answer(refusal))
+            if taken.refusal is not None:
                 decided.append(taken)
         except TurnPaused:
             self._held = (*self._held, taken)
@@ -493,6 +496,9 @@ class ConversationActor(Actor[Command | Query]):
             taken.decision = decision
             decided.append(taken)
             if parking:
+                # Now, while `_look_up_in_batch` finds these events.
+                for parked in parking.take_forestalled(decision.events):
+                    self._decide_one(parked.ticket, decided)
                 is_waiting = parking.is_waiting(self._working.state.admission.open_calls)
                 if not (is_waiting and self._may_precede_more_calls(command)):
                     self._release_parked(parking, decided)
@@ -501,21 +507,30 @@ class ConversationActor(Actor[Command | Query]):
                 for waiting in held:
                     self._decide_one(waiting, decided)
 
-    def _park(self, taken: _Taken, refused: AdmissionRefused) -> bool:
-        """Park a result that came before its call, or note the refusal and return False."""
+    def _park(
+        self, taken: _Taken, refusal: AdmissionRefused | EventIdConflict
+    ) -> TurnkeeperError | None:
+        """Park a result that came before its call. Return the error if its caller must not wait.
+
+        A command that is refused waits with a parked result that it has too: it is decided again
+        when that is in the log, and its refusal holds if that is refused.
+        """
         command, parking = taken.command, self._parking
-        if not isinstance(command, Append) or not (
-            command.park or (parking and parking.has(command.event))
+        if parking and (parked := parking.find(_events_of(command))):
+            if parking.join(parked, refusal, taken):
+                return None
+            return OutcomeUnknown(
+                f"append on conversation {self._conversation_id}: event {parked.event.id} is "
+                "parked, and too many callers wait for it; it may yet get into the log; "
+                "append it again, or read back"
+            )
+        if not (
+            isinstance(command, Append) and command.park and isinstance(refusal, AdmissionRefused)
         ):
-            taken.refusal = _as_answer(refused)
-            return False
+            return refusal
         if parking is None:
             parking = self._parking = Parking(wait_s=self._setup.park_s)
-        now = self._setup.ports.loop_time()
-        violation = parking.park(refused.violation, taken, now=now)
-        if violation is not None:
-            taken.refusal = AdmissionRefused(self._conversation_id, violation)
-        return violation is None
+        return parking.park(refusal, taken, now=self._setup.ports.loop_time())
 
     def _release_parked(self, parking: Parking[_Taken], decided: list[_Taken]) -> None:
         """Append the parked results whose calls have come."""
@@ -1085,14 +1100,23 @@ def _between_deletions(
         yield deliveries[begin:]
 
 
+def _events_of(command: Command | Query) -> Sequence[Event]:
+    """Return the events that a caller appends by this command."""
+    match command:
+        case Append(event=event):
+            return (event,)
+        case AppendAll(events=events):
+            return events
+        case _:
+            return ()
+
+
 def _events_named_by(command: Command | Query) -> Sequence[str]:
     """Return the ids of the events that a command appends, or expects in the log."""
     named: list[str] = []
     match command:
-        case Append(event=event):
-            named.append(event.id)
-        case AppendAll(events=events):
-            named += [event.id for event in events]
+        case Append() | AppendAll():
+            named += [event.id for event in _events_of(command)]
         case Change(change_id=str(change_id)):
             named.append(change_id)
         case Send(event_id=str(event_id)) | Answer(event_id=str(event_id)):

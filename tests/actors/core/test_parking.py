@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from tests.actors.core.logs import Maker
-from turnkeeper.actors.core.admission import Violation
+from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.parking import Parking
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.events import Event
 
 
-def _refused(event: Event) -> Violation:
-    violation = Folded().admission.check((event,))
+def _refused(event: Event, state: Folded | None = None) -> AdmissionRefused:
+    violation = (state or Folded()).admission.check((event,))
     assert violation is not None
-    return violation
+    return AdmissionRefused("c", violation)
+
+
+def _join(parking: Parking[str], refusal: AdmissionRefused, ticket: str) -> bool:
+    parked = parking.find((refusal.violation.event,))
+    assert parked is not None
+    return parking.join(parked, refusal, ticket)
 
 
 def test_results_that_come_before_their_calls_follow_them_when_these_have_come() -> None:
@@ -23,9 +29,8 @@ def test_results_that_come_before_their_calls_follow_them_when_these_have_come()
     for event in (make.system(), make.user()):
         state.fold(event)
     for call_id in ("1", "2"):
-        violation = state.admission.check((make.result(call_id),))
-        assert violation is not None
-        assert parking.park(violation, f"asker of {call_id}", now=0.0) is None
+        refused = _refused(make.result(call_id), state)
+        assert parking.park(refused, f"asker of {call_id}", now=0.0) is None
 
     assert parking.take_ready(state.admission.open_calls) == ()
     for call_id in ("2", "1"):
@@ -45,7 +50,7 @@ def test_a_second_result_for_one_parked_call_is_a_duplicate() -> None:
     assert parking.park(_refused(make.result("1")), None, now=0.0) is None
     second = parking.park(_refused(make.error("1")), None, now=0.0)
     assert second is not None
-    assert second.name == "duplicate_tool_result"
+    assert second.violation.name == "duplicate_tool_result"
 
 
 def test_a_parked_result_that_is_sent_again_waits_for_both_senders_within_the_bound() -> None:
@@ -53,8 +58,8 @@ def test_a_parked_result_that_is_sent_again_waits_for_both_senders_within_the_bo
     parking = Parking[str](results_max=2)
     refused = _refused(make.result("1"))
     assert parking.park(refused, "first", now=0.0) is None
-    assert parking.park(refused, "second", now=1.0) is None
-    assert parking.park(refused, "third", now=2.0) is refused
+    assert _join(parking, refused, "second")
+    assert not _join(parking, refused, "third")
     assert [parked.ticket for parked in parking.take_ready({"1"})] == ["first", "second"]
     assert len(parking) == 0
 
@@ -64,7 +69,7 @@ def test_a_parked_result_that_is_sent_again_takes_no_place_of_another() -> None:
     parking = Parking[str](results_max=2)
     again, other, third = (_refused(make.result(str(n))) for n in range(3))
     assert parking.park(again, "first", now=0.0) is None
-    assert parking.park(again, "second", now=0.0) is None
+    assert _join(parking, again, "second")
     assert parking.park(other, "other", now=0.0) is None
     assert parking.park(third, "third", now=0.0) is third
 
@@ -76,7 +81,7 @@ def test_all_senders_of_a_parked_result_are_refused_at_once_when_the_first_is_ov
     again, other = _refused(make.result("1")), _refused(make.result("2"))
     parking.park(again, "first", now=100.0)
     parking.park(other, "other", now=103.0)
-    parking.park(again, "second", now=105.0)
+    _join(parking, again, "second")
 
     assert parking.next_deadline == 110.0
     overdue = parking.take_overdue(110.0)
@@ -90,9 +95,8 @@ def test_what_is_not_an_early_result_stays_refused() -> None:
     parking = Parking[None]()
     state = Folded()
     state.fold(make.action("1"))
-    violation = state.admission.check((make.user(),))
-    assert violation is not None
-    assert parking.park(violation, None, now=0.0) is violation
+    refused = _refused(make.user(), state)
+    assert parking.park(refused, None, now=0.0) is refused
     assert len(parking) == 0
 
 
@@ -100,7 +104,7 @@ def test_parking_is_bounded_in_number() -> None:
     make = Maker()
     parking = Parking[None](results_max=2)
     refused = [_refused(make.result(str(n))) for n in range(3)]
-    kept = [parking.park(violation, None, now=0.0) for violation in refused]
+    kept = [parking.park(refusal, None, now=0.0) for refusal in refused]
     assert kept == [None, None, refused[2]]
 
 
@@ -115,7 +119,7 @@ def test_parking_is_bounded_in_time() -> None:
     assert parking.next_deadline == 110.0
     assert parking.take_overdue(109.9) == ()
     (overdue,) = parking.take_overdue(110.0)
-    assert (overdue.ticket, overdue.violation) == ("one", early)
+    assert (overdue.ticket, overdue.refusal) == ("one", early)
     assert parking.next_deadline == 115.0
     assert [parked.ticket for parked in parking.take_all()] == ["two"]
     assert len(parking) == 0

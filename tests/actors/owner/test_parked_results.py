@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import pytest
 
@@ -14,14 +16,16 @@ from turnkeeper.actors import (
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
-from turnkeeper.actors.errors import ResultNotKept
-from turnkeeper.actors.events import ActionEvent, ObservationEvent, UserMessageEvent
-from turnkeeper.runtime import Ports, Runtime
+from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.errors import EventIdConflict, ResultNotKept
+from turnkeeper.actors.events import ActionEvent, Event, ObservationEvent, UserMessageEvent
+from turnkeeper.runtime import OutcomeUnknown, Ports, Runtime
 from turnkeeper.runtime.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
 
 PARK_S = 30.0  # unless a test says otherwise
+SENDERS_MAX = 64  # of one parked result
 
 
 def call(call_id: str) -> ActionEvent:
@@ -111,13 +115,17 @@ async def test_a_held_result_is_appended_when_the_one_that_it_waits_with_is_over
         assert await log_of(chat) == ["u:go", "call", "result"]
 
 
-async def refused_parked(chat: Conversation, call_id: str) -> None:
+async def refused_parked(chat: Conversation, call_id: str, event: Event | None = None) -> None:
     with pytest.raises(AdmissionRefused):
-        await chat.append(result(call_id), park=True)
+        await chat.append(event or result(call_id), park=True)
 
 
 async def append_parked(chat: Conversation, call_id: str) -> None:
-    await chat.append(result(call_id), park=True)
+    await append_event_parked(chat, result(call_id))
+
+
+async def append_event_parked(chat: Conversation, event: Event) -> None:
+    await chat.append(event, park=True)
 
 
 async def test_a_second_parked_result_for_one_call_is_refused_at_once() -> None:
@@ -183,6 +191,150 @@ async def test_a_parked_result_that_is_sent_again_without_park_waits_with_the_fi
         assert answers == {True: Appended(3), False: Duplicate(3)}
         assert await log_of(chat) == ["u:go", "call", "result"]
         assert len(await chat.rejections()) == 1
+
+
+async def test_a_parked_result_in_append_all_waits_with_the_first() -> None:
+    """It was refused and recorded as rejected, and got into the log when its call came."""
+    again = result("1")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: list[object] = []
+
+        async def append_all() -> None:
+            answers.append(await chat.append_all([again]))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append_event_parked, chat, again)
+            await until_parked(conversations, 1)
+            group.start_soon(append_all)
+            await until_parked(conversations, 2)
+            await chat.append(call("1"))
+
+        assert answers == [Duplicate(3)]
+        assert await log_of(chat) == ["u:go", "call", "result"]
+        assert not await chat.rejections()
+
+
+async def test_append_all_with_a_parked_result_and_others_is_refused_once_its_fate_is_known() -> (
+    None
+):
+    """Told "unmatched" before, its caller would find a part of the events in the log later."""
+    parked, other = result("1"), result("2")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+
+        async def append_all() -> None:
+            with pytest.raises(EventIdConflict) as conflict:
+                await chat.append_all([other, parked])
+            assert conflict.value.seqs == {parked.id: 3}
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append_event_parked, chat, parked)
+            await until_parked(conversations, 1)
+            group.start_soon(append_all)
+            await until_parked(conversations, 2)
+            await chat.append(call("1"))
+
+        assert await log_of(chat) == ["u:go", "call", "result"]
+        assert not await chat.rejections()
+
+
+async def test_append_all_with_a_parked_result_is_refused_with_it_when_it_is_overdue() -> None:
+    clock = VirtualClock()
+    parked, other = result("1"), result("2")
+    async with verified(HeldAgent(), journal=MemoryJournal(), ports=clock.ports()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+
+        async def append_all() -> None:
+            with pytest.raises(AdmissionRefused) as refused:
+                await chat.append_all([other, parked])
+            assert refused.value.violation.event == other
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(refused_parked, chat, "1", parked)
+            await until_parked(conversations, 1)
+            group.start_soon(append_all)
+            await until_parked(conversations, 2)
+            await clock.advance(PARK_S)
+
+        assert await log_of(chat) == ["u:go"]
+        assert len(await chat.rejections()) == 2
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_a_parked_result_hears_at_once_of_a_call_that_comes_with_its_result(
+    is_same: bool,
+) -> None:
+    """It waited until it was overdue, and was refused although the log had it."""
+    parked = result("1")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: list[object] = []
+
+        async def append() -> None:
+            try:
+                answers.append(await chat.append(parked, park=True))
+            except AdmissionRefused as refused:
+                answers.append(refused.violation.name)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append)
+            await until_parked(conversations, 1)
+            await chat.append_all([call("1"), parked if is_same else result("1")])
+
+        assert answers == [Duplicate(3) if is_same else "duplicate_tool_result"]
+        assert await log_of(chat) == ["u:go", "call", "result"]
+
+
+async def test_a_parked_result_whose_id_another_event_takes_is_refused_at_once() -> None:
+    """When its call came, memory had forgotten the id, and the journal refused the owner."""
+    parked = result("1")
+    few = Limits(recent_events_max=2)
+    async with verified(HeldAgent(), journal=MemoryJournal(), limits=few) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+
+        async def append() -> None:
+            with pytest.raises(EventIdConflict):
+                await chat.append(parked, park=True)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append)
+            await until_parked(conversations, 1)
+            await chat.append(UserMessageEvent(id=parked.id, content="other"))
+            await chat.append(UserMessageEvent(content="more"))
+            await chat.append(UserMessageEvent(content="and more"))
+            await chat.append(call("1"))
+
+        assert await log_of(chat) == ["u:go", "u:other", "u:more", "u:and more", "call"]
+
+
+async def test_one_sender_too_many_of_a_parked_result_is_told_that_it_may_yet_land() -> None:
+    """It was told that the result is refused, and the result got into the log for the others."""
+    again = result("1")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        async with anyio.create_task_group() as group:
+            for _ in range(SENDERS_MAX):
+                group.start_soon(append_event_parked, chat, again)
+            await until_parked(conversations, SENDERS_MAX)
+            for append in (
+                partial(chat.append, again, park=True),
+                partial(chat.append, again),
+                partial(chat.append_all, [again]),
+            ):
+                with pytest.raises(OutcomeUnknown, match="append it again, or read back"):
+                    await append()
+            await chat.append(call("1"))
+
+        assert await log_of(chat) == ["u:go", "call", "result"]
+        assert not await chat.rejections()
+        assert await chat.append(again) == Duplicate(3)
 
 
 async def test_a_parked_result_whose_call_does_not_come_is_refused_and_recorded() -> None:
