@@ -705,6 +705,35 @@ class JournalContract:
                 await _fork(journal, "p", "f", 2, "f2")
             assert await read_all(journal, "f") == ["e1", "f2"]
 
+    async def test_a_fork_that_differs_in_more_than_its_ids_is_another_fork(
+        self, tmp_path: Path
+    ) -> None:
+        """In contents, in order, in the log it is of, or with its records further behind."""
+        async with self.make_journal(tmp_path) as journal:
+            for name in "pq":
+                await _append(journal, name, await journal.claim(name), ["e1", "e2"])
+            first = await _fork(journal, "p", "f", 2, "f3", "f4")
+            await _append(journal, "f", first, ["f5"], at=5)
+            f3, f4 = make_record("f3"), make_record("f4")
+            for source, records in (
+                ("p", [f3, make_record("f4", b'{"other":1}')]),
+                ("p", [make_record("f3", message_id="m"), f4]),
+                ("p", [f4, f3]),
+                ("p", [f4]),
+                ("p", [f3, f4, make_record("f5"), make_record("f6")]),
+                ("q", [f3, f4]),
+            ):
+                with pytest.raises(ConversationExists):
+                    await journal.fork(source, "f", at=2, records=records, is_unfinished=False)
+            again = await _fork(journal, "p", "f", 2, "f3", "f4")
+
+            assert again == (first.epoch, 5)
+            assert await read_all(journal, "f") == ["e1", "e2", "f3", "f4", "f5"]
+            # Of a fork too, in the part that it shares.
+            for at in (1, 3):
+                claim = await _fork(journal, "f", f"g{at}", at, "g")
+                assert await _fork(journal, "f", f"g{at}", at, "g") == claim
+
     async def test_a_fork_of_what_is_not_there_is_refused(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as journal:
             with pytest.raises(ConversationNotFound):

@@ -75,7 +75,7 @@ from .shared.searching import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Log:
     epoch: int = 0
     owner: MemoryJournal | None = None
@@ -515,20 +515,19 @@ class MemoryJournal:
         if at_event_id not in (None, parent.records[at - 1].event_id):
             raise ConversationDeleted(conversation_id)
         child = self._store.log(fork_id)
+        logs = ((parent, at), *parent.prefix)
+        bases = (*(upto for _, upto in parent.prefix), 0)
+        prefix = tuple(
+            (log, min(upto, at)) for (log, upto), base in zip(logs, bases, strict=True) if base < at
+        )
         if child.records:
-            ids = [record.event_id for record in child.records[at:]]
-            if ids[: len(records)] != [record.event_id for record in records]:
+            own = [stored[2:] for stored in child.records[at : at + len(records)]]
+            if child.prefix != prefix or own != list(records):
                 raise ConversationExists(fork_id, len(child.records))
         else:
             shared = parent.records[:at]
             begun = _Log(max(child.epoch, parent.epoch) + 1, self, shared)
-            logs = ((parent, at), *parent.prefix)
-            bases = (*(upto for _, upto in parent.prefix), 0)
-            begun.prefix = tuple(
-                (log, min(upto, at))
-                for (log, upto), base in zip(logs, bases, strict=True)
-                if base < at
-            )
+            begun.prefix = prefix
             begun.seq_by_event_id = {record.event_id: record.seq for record in shared}
             begun.seq_by_message_id = {
                 record.message_id: record.seq for record in shared if record.message_id is not None

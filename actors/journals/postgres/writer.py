@@ -620,17 +620,21 @@ class PostgresWriter:
             ids = find_ids(self.connection, "event_id", parent, [at_event_id])
             if ids.get(at_event_id) != at:
                 raise ConversationDeleted(name)
+        prefix = tuple((log, below) for log, _, below in parent.parts(0, at))
         child = self._lock_row(fork_name)
         if child.head:
             events, _ = self._known(child, records)
-            if child.forked_at == at and len(events) == len(records):
+            places = {record.event_id: seq for seq, record in enumerate(records, at + 1)}
+            if (child.prefix, events) == (prefix, places) and has_records(
+                self.connection, child, records, events
+            ):
                 return Claim(child.epoch, child.head)  # sent again
             raise ConversationExists(fork_name, child.head)
         # Above its parent's epoch too, so that epochs never fall within a log.
         child.epoch = max(child.epoch, parent.epoch) + 1
         child.head = child.forked_at = at
         child.tip = mark
-        child.prefix = tuple((log, below) for log, _, below in parent.parts(0, at))
+        child.prefix = prefix
         self._store(child)
         self.connection.execute(
             "INSERT INTO fork VALUES (%s, %s, %s)", (child.log, parent.log_of(at), at)

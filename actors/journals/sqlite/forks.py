@@ -18,7 +18,7 @@ from ...journal import Claim, Listing, Record
 from ..shared.append_rules import check_deletion
 from .erasure import begin_erasure, needed
 from .listings import erase_listing
-from .log import empty_tail, find_events, find_record, fork_seal
+from .log import empty_tail, find_events, find_record, fork_seal, read_records
 from .writer import SQLiteWriter
 
 _FORKS_OF = """
@@ -52,20 +52,23 @@ def fork(
         ids = find_events(writer.connection, parent, [at_event_id])
         if ids.get(at_event_id) != at:
             raise ConversationDeleted(name)
-    found = writer.load(fork_name)
-    if found is not None and found.head:
-        known = find_events(writer.connection, found, [record.event_id for record in records])
-        if found.forked_at == at and len(known) == len(records):
-            return Claim(found.epoch, found.head)  # sent again
-        raise ConversationExists(fork_name, found.head)
-    child = found or empty_tail(fork_name, 0, 0, writer.now_us)
     shared = parent.log_of(at)
-    child.last, child.tip = record
-    child.head = child.forked_at = at
-    child.prefix = (
+    prefix = (
         (shared, at),
         *((log, upto) for log, upto in parent.prefix if log != shared and upto < at),
     )
+    found = writer.load(fork_name)
+    if found is not None and found.head:
+        if found.prefix == prefix:
+            upto = min(at + len(records), found.head)
+            own = read_records(writer.connection, found, at, upto)
+            if [stored[2:] for stored in own] == list(records):
+                return Claim(found.epoch, found.head)  # sent again
+        raise ConversationExists(fork_name, found.head)
+    child = found or empty_tail(fork_name, 0, 0, writer.now_us)
+    child.last, child.tip = record
+    child.head = child.forked_at = at
+    child.prefix = prefix
     # Above its parent's too, so that epochs never fall within a log.
     child.epoch = max(child.epoch, parent.epoch) + 1
     writer.store(child)
