@@ -615,8 +615,11 @@ def _answer(draft: Draft, command: Answer) -> Decision:
     answers: Mapping[str, object]
     if isinstance(command.answers, Mapping):
         answers = command.answers
-        if _has_answers(working, answers) and (
-            carried is None or all(turns.answers[c].seq == carried.seq for c in answers)
+        given = draft.stamp.known_answers or turns.find_answers(answers)
+        if _has_answers(working, answers, given) and (
+            carried is None
+            or draft.stamp.known_answers
+            or all(turns.answers[c].seq == carried.seq for c in answers)
         ):
             return Decision(reply=False)
     else:
@@ -654,9 +657,10 @@ def _reason(answers: Mapping[str, object], tool_call_id: str) -> str:
     return str(answers[tool_call_id] or "the user rejected this call")
 
 
-def _has_answers(working: WorkingState, answers: Mapping[str, object]) -> bool:
-    """True if the calls that once waited together have got just these answers."""
-    given = working.state.turns.find_answers(answers)
+def _has_answers(
+    working: WorkingState, answers: Mapping[str, object], given: Mapping[str, bool]
+) -> bool:
+    """True if the calls that once waited together, and were `given` answers, got just these."""
     if not given or given != {c: answer is True for c, answer in answers.items()}:
         return False
     # The reasons are in the log; those that have left the view are not compared.

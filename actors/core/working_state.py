@@ -65,6 +65,8 @@ class Stamp:
     """The chat message that the command's message replaces, if the log has it."""
     known_events: Mapping[str, LoggedEvent] = field(default_factory=lambda: NO_TABLE)
     """The events that the command names by their ids, those that the log has."""
+    known_answers: Mapping[str, bool] = field(default_factory=lambda: NO_TABLE)
+    """The answers under the command's event id, if the turn table has let them go."""
 
     @property
     def at(self) -> datetime:

@@ -102,6 +102,8 @@ from ..errors import (
 )
 from ..events import (
     ActionEvent,
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
     Event,
     LLMConvertibleEvent,
     LoggedEvent,
@@ -186,7 +188,7 @@ class _Taken(Stamp):
         self.now = now
         self.next_id = next_id
         self.known_message = self.known_target = None
-        self.known_events = NO_TABLE
+        self.known_events = self.known_answers = NO_TABLE
         self.command = command
         self.delivery = delivery
         self.decision = _NOTHING
@@ -354,6 +356,8 @@ class ConversationActor(Actor[Command | Query]):
                     taken.known_target = await self._look_up_message(replaces)
             case Append(event=UserMessageEvent(message_id=str(message_id))):
                 taken.known_message = await self._look_up_message(message_id)
+            case Answer(event_id=str(event_id)) if given := taken.known_events.get(event_id):
+                taken.known_answers = await self._look_up_given(given)
             case _:
                 pass
 
@@ -396,6 +400,29 @@ class ConversationActor(Actor[Command | Query]):
             known.update((one.event.id, one) for one in logged)
             seqs = [seq for seq in seqs if seq > page[-1].seq]
         return known
+
+    async def _look_up_given(self, given: LoggedEvent) -> Mapping[str, bool]:
+        """Return the answers that this event gave, if the turn table has let them go.
+
+        Looks through one page of the log: so many events seldom come before an answer.
+        """
+        event, remembered = given.event, self._working.state.turns.answers
+        if (
+            not isinstance(event, ConfirmationGivenEvent)
+            or len(remembered) < self._setup.limits.known_messages_max
+        ):
+            return NO_TABLE
+        name, seq = self._conversation_id, given.seq
+        after = max(0, seq - 1 - READ_PAGE)
+        for record in reversed(await self._setup.journal.read(name, after=after, limit=READ_PAGE)):
+            if record.seq < seq and record.kind == "confirmation_requested":
+                asked = decode_record(name, record).event
+                assert isinstance(asked, ConfirmationRequestedEvent), record.kind
+                return {
+                    call: event.confirmed and call not in event.rejected
+                    for call in asked.tool_call_ids
+                }
+        return NO_TABLE
 
     async def _read_one(self, seq: int) -> Event:
         records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)

@@ -17,6 +17,7 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
 )
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotConfirmable
 from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent, UserRejectEvent
 
@@ -85,6 +86,44 @@ async def test_answers_under_the_event_id_of_other_answers_are_refused() -> None
         for answered, event_id in ((second, "r1"), (first, "r2")):
             with pytest.raises(EventIdConflict):
                 await chat.answer({answered: True}, event_id=event_id)
+
+
+async def test_answers_that_memory_has_let_go_are_the_same_under_their_event_id() -> None:
+    """They were in the log, and refused as an `EventIdConflict`."""
+
+    async def pay(to: str) -> str:
+        return f"paid {to}"
+
+    limits = Limits(known_messages_max=2, recent_events_max=2)
+    pairs = [[ToolCall("pay", {"to": name}) for name in names] for names in ("ab", "cd", "e")]
+    model = ScriptedModel([*(ModelResponse(calls=calls) for calls in pairs), "done"])
+    agent = ToolAgent(model, [pay], confirm="always")
+    async with verified(
+        agent, journal=MemoryJournal(), limits=limits, queued_messages_max=1
+    ) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("pay them")
+        given: list[dict[str, bool | str]] = []
+        for n in range(3):
+            first, *others = await shown(chat, n + 1)
+            given.append({first: True, **dict.fromkeys(others, "no")})
+            await chat.answer(given[-1], event_id=f"r{n}")
+        assert await turn.reply() == "done"
+
+        head = (await chat.at()).seq
+        for n in range(3):
+            await chat.answer(given[n], event_id=f"r{n}")
+        (first, other), (third, fourth), _ = given
+        wrong: list[dict[str, bool | str]] = [
+            {first: True},
+            {first: True, other: True},
+            {third: True, fourth: "no"},
+            given[2],
+        ]
+        for answers in wrong:
+            with pytest.raises(EventIdConflict):
+                await chat.answer(answers, event_id="r0")
+        assert (await chat.at()).seq == head
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", object()])

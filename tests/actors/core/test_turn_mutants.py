@@ -111,7 +111,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_answer", "if tool_call_id in rejected:", "if tool_call_id not in rejected:"),
     (turn_rules, "_answer", "if c in working.state.admission.open_calls", "if True"),
     (turn_rules, "_answer", "unanswered if c not in rejected", "unanswered"),
-    (turn_rules, "_answer", "_has_answers(working, answers) and (", "0 and ("),
+    (turn_rules, "_answer", "_has_answers(working, answers, given) and (", "0 and ("),
     (turn_rules, "_answer", "rejected=rejected if is_mixed else ()", "rejected=()"),
     (turn_rules, "_answer", "answers.keys() != set(awaiting)", "False"),
     (turn_rules, "_has_answers", "or given != {", "or 0 and given != {"),
