@@ -68,6 +68,7 @@ T = TypeVar("T")
 
 _DAY_S = 86_400.0
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,50}")
+_SCHEMES = ("postgresql://", "postgres://")
 
 
 def _no_failpoint(_: str) -> None:
@@ -126,6 +127,13 @@ class PostgresJournal(DatabaseJournal):
         """
         check_settings(locals())
         check_text("conninfo", conninfo)
+        # It may hold a password, so it is not quoted.
+        if conninfo and "=" not in conninfo and not conninfo.startswith(_SCHEMES):
+            raise InvalidInput(
+                "conninfo is no address of a database; it takes one as "
+                "postgresql://USER@HOST/DATABASE, or libpq's settings, as host=HOST "
+                "dbname=DATABASE; SQLiteJournal takes the path of a file"
+            )
         check_text("schema", schema)
         if not _SCHEMA.fullmatch(schema):
             raise InvalidInput(

@@ -147,6 +147,11 @@ class OwnerLock:
     def _open(self, sidecar: Path) -> int:
         try:
             return os.open(sidecar, os.O_RDWR | os.O_CREAT | NO_LINKS, PRIVATE)
+        except FileNotFoundError as error:
+            raise JournalRefused(
+                f"{self._owned} cannot be opened for writing: there is no folder "
+                f"{sidecar.parent}; nothing was changed; make the folder, or check the path"
+            ) from error
         except OSError as error:
             if is_full(error):
                 raise JournalUnavailable(

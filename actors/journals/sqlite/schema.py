@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
@@ -254,6 +255,9 @@ _NO_RECENT = """
 # The index `anchor` has one record in this many; only a migration may change it.
 ANCHOR_STEP = 64
 
+# Of any scheme: with a mistyped one, its password would get into the name of a file.
+_URL = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://")
+
 # UPDATE … FROM, RETURNING, and the JSON functions built in.
 _SQLITE_VERSION_MIN = (3, 38)
 
@@ -276,12 +280,13 @@ def real_path(path: str | PathLike[str]) -> Path:
         raise InvalidInput(f"path is {a_type(path)}; it takes the path of a file, as text or Path")
     if name == ":memory:":
         raise InvalidInput("path is ':memory:'; it takes the path of a file; use MemoryJournal()")
-    if not name or "://" in name:
-        # A URL may hold a password, so it is not quoted.
-        found = "a URL" if name else "empty"
+    if not name:
+        raise InvalidInput("path is empty; it takes the path of a file")
+    if _URL.match(name):
+        # It may hold a password, so it is not quoted.
         raise InvalidInput(
-            f"path is {found}; it takes the path of a file; PostgresJournal takes the URL of a "
-            "database"
+            "path is a URL; it takes the path of a file, with ./ before it if the file has such a "
+            "name; PostgresJournal takes the URL of a database"
         )
     is_other = False
     try:

@@ -770,6 +770,16 @@ def test_a_schema_that_is_not_a_plain_name_is_an_error(name: str) -> None:
         PostgresJournal("", schema=name)
 
 
+@pytest.mark.parametrize("given", ["chats.db", "./chats.db", "mysql://me:secret@host/db"])
+def test_an_address_of_another_kind_is_refused_before_it_is_used(given: str) -> None:
+    """It was refused with libpq's own words, once the journal was entered."""
+    with pytest.raises(InvalidInput, match=r"postgresql://USER@HOST/DATABASE.*SQLiteJournal") as no:
+        PostgresJournal(given)
+    assert "secret" not in str(no.value)
+    for address in ("", "host=nowhere", "dbname=x user=me", "postgres://host/db"):
+        PostgresJournal(address)
+
+
 def test_an_address_that_is_no_text_is_refused_before_it_is_used() -> None:
     with pytest.raises(InvalidInput, match="conninfo is a NoneType; it takes a str"):
         PostgresJournal(None)  # type: ignore[arg-type]

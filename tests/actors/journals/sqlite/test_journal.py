@@ -790,7 +790,8 @@ class BytesPath:
         (BytesPath(), "path is a BytesPath; it takes the path of a file, as text or Path"),
         (":memory:", r"path is ':memory:'; .* use MemoryJournal\(\)"),
         (Path(":memory:"), r"path is ':memory:'; .* use MemoryJournal\(\)"),
-        ("sqlite:///chats.db", "path is a URL; it takes the path of a file"),
+        ("sqlite:///chats.db", "path is a URL; it takes the path of a file, with ./ before it"),
+        ("pgsql://me:secret@host/db", "path is a URL"),
         ("postgresql://me:secret@host/db", "PostgresJournal takes the URL of a database"),
     ],
 )
@@ -808,10 +809,20 @@ async def test_a_path_that_does_not_exist_is_made_by_an_owner_only(tmp_path: Pat
             raise AssertionError("entered")
     assert list(tmp_path.iterdir()) == []
 
-    with pytest.raises(JournalRefused):
+    said = f"there is no folder {tmp_path / 'no'}; nothing was changed; make the folder"
+    with pytest.raises(JournalRefused, match=said):
         async with SQLiteJournal(tmp_path / "no" / "folder.db"):
             raise AssertionError("entered")
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_only_what_begins_with_a_scheme_is_a_url(tmp_path: Path) -> None:
+    """Every path with :// in it was refused, so a file in such a folder could not be opened."""
+    folder = tmp_path / "a:"
+    folder.mkdir()
+    async with SQLiteJournal(f"{tmp_path}/a://b.db") as journal:
+        await journal.claim("c")
+    assert (folder / "b.db").exists()
 
 
 async def test_a_journal_half_made_by_a_killed_process_is_made_anew(path: Path) -> None:
