@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, finite, print_json
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
 
 if TYPE_CHECKING:  # loading the simulator takes longer than loading all other commands
     from turnkeeper.runtime.testing import Policy, Run
@@ -44,6 +45,13 @@ _POLICIES: Mapping[PolicyName, Policy] = {
 }
 
 
+def _above_zero(minutes: float | None) -> float | None:
+    """Return the value of an option; refuse a time in which no seed could be played."""
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise typer.BadParameter("must be a number above 0")
+    return minutes
+
+
 def simulate(
     *,
     seeds: Annotated[
@@ -59,8 +67,7 @@ def simulate(
         float | None,
         typer.Option(
             metavar="N",
-            min=0.0,
-            callback=finite,
+            callback=_above_zero,
             help="Stop after this many minutes.",
             show_default="no limit",
         ),

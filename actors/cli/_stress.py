@@ -246,6 +246,8 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
         fail(UNUSABLE, f"{printable(db)} cannot be the name of a journal")
     elif not Path(db).parent.is_dir():
         fail(UNUSABLE, f"{db} cannot be written: there is no folder {Path(db).parent}")
+    elif Path(db).exists() and not Path(db).is_file():
+        fail(UNUSABLE, f"{db} cannot be written: it is not a regular file")
 
 
 def _run(

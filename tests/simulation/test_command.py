@@ -37,6 +37,15 @@ def test_the_same_seeds_are_told_the_same() -> None:
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_a_time_in_which_no_seed_can_be_played_is_refused(minutes: str) -> None:
+    """With 0 it played none, and said that all invariants held."""
+    done = CliRunner().invoke(app, ["simulate", "--minutes", minutes])
+
+    assert done.exit_code == 2
+    assert "must be a number above 0" in done.stderr
+
+
 @pytest.mark.alone
 def test_several_jobs_run_all_the_seeds() -> None:
     options = ["simulate", "--seeds", "4", "--seed", "5", "--jobs", "2", "--json"]
