@@ -22,6 +22,7 @@ from ._journal_jobs import is_url
 from ._naming import is_text
 
 __all__ = [
+    "SCHEMA",
     "Db",
     "Schema",
     "Yes",
@@ -30,12 +31,15 @@ __all__ = [
     "refuse_missing",
     "refuse_no_folder",
     "refuse_odd",
+    "refuse_schema",
     "refuse_url",
     "say",
     "told",
     "without_password",
 ]
 
+SCHEMA = "turnkeeper"
+"""The schema of a journal in a database, by default."""
 _PASSWORD = re.compile("//[^/@]*@")
 
 Db = Annotated[
@@ -53,8 +57,9 @@ def without_password(db: str) -> str:
 
 
 @contextmanager
-def told(db: str) -> Iterator[None]:
+def told(db: str, schema: str = SCHEMA) -> Iterator[None]:
     """Turn errors into one line on standard error and an exit status."""
+    refuse_schema(db, schema)
     try:
         yield
     except ConversationNotFound as error:
@@ -75,6 +80,14 @@ def told(db: str) -> Iterator[None]:
 def refuse_url(db: str) -> None:
     if is_url(db):
         fail(UNUSABLE, "this command is for files; use the server's own tools for a database")
+
+
+def refuse_schema(db: str, schema: str) -> None:
+    if schema != SCHEMA and not is_url(db):
+        fail(
+            UNUSABLE,
+            f"{printable(db)} is a file, and only a database has schemas; leave out --schema",
+        )
 
 
 def refuse_odd(names: Sequence[str], db: str) -> None:

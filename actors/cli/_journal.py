@@ -31,6 +31,7 @@ from ..journals.sqlite.schema import refuse_bad_log
 from ..recordings.exporting import openai_line, openhands_files
 from . import _journal_jobs as jobs
 from ._asking import (
+    SCHEMA,
     Db,
     Schema,
     Yes,
@@ -100,7 +101,7 @@ def export(
             show_default="turnkeeper's own",
         ),
     ] = None,
-    schema: Schema = "turnkeeper",
+    schema: Schema = SCHEMA,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -112,7 +113,7 @@ def export(
     names = list(dict.fromkeys(conversations or ()))
     if output is None and sys.stdout is None:
         fail(UNUSABLE, "standard output is closed; name a file with --output")
-    with told(db):
+    with told(db, schema):
         refuse_odd(names, db)
         if target is Target.OPENHANDS:
             _export_folders(db, schema, names, output, as_json=as_json)
@@ -206,7 +207,7 @@ def import_(
             "--keep-owners", help="Keep the users that the conversations of an export belong to."
         ),
     ] = False,
-    schema: Schema = "turnkeeper",
+    schema: Schema = SCHEMA,
     as_json: AsJson = False,
 ) -> None:
     """Bring conversations into a journal, which is created if it does not exist.
@@ -220,7 +221,7 @@ def import_(
     Exit status: 0, everything is imported; 1, everything is imported, and events of it cannot be
     read; 2, some of it could not be used, and the rest is imported.
     """
-    with told(db):
+    with told(db, schema):
         run = partial(jobs.import_all, keep_owners=keep_owners, source=source and source.value)
         imported = anyio.run(run, db, schema, files)
     if imported.problems:
@@ -252,7 +253,7 @@ def import_(
         raise typer.Exit(BROKEN)
 
 
-def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
+def verify(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
     """Check every record of a journal, and all data derived from the records.
 
     It checks each record's checksum, its link to the record before it, its ids and its event, and
@@ -262,7 +263,7 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
     Exit status: 0, everything is as it was written; 1, something is damaged; 2, the journal cannot
     be opened.
     """
-    with told(db), progress("conversations") as on_progress:
+    with told(db, schema), progress("conversations") as on_progress:
         if is_url(db):
             report = anyio.run(jobs.verify_logs, db, schema, on_progress)
         else:
@@ -304,7 +305,7 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
         raise typer.Exit(BROKEN)
 
 
-def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
+def reindex(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
     """Rewrite the rows of lists that are out of date.
 
     A row is out of date if the log has grown since the row was written. The next owner of the
@@ -313,7 +314,7 @@ def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -
 
     Exit status: 0, all rows are up to date; 1, some logs cannot be read.
     """
-    with told(db):
+    with told(db, schema):
         anyio.run(jobs.list_all, db, schema)  # raises if it is no journal, and creates nothing
         written, unreadable = anyio.run(jobs.reindex, db, schema)
     if as_json:
@@ -411,7 +412,7 @@ def delete(
             show_default=False,
         ),
     ] = None,
-    schema: Schema = "turnkeeper",
+    schema: Schema = SCHEMA,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -425,7 +426,7 @@ def delete(
     """
     if not conversations and older_than is None:
         fail(UNUSABLE, "nothing to delete; name conversations, or use --older-than")
-    with told(db):
+    with told(db, schema):
         names = list(dict.fromkeys(conversations or ()))
         refuse_odd(names, db)
         infos = {one.conversation_id: one for one in anyio.run(jobs.list_all, db, schema)}

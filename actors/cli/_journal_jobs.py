@@ -80,6 +80,7 @@ _OWNER_WAIT_S = 1.0
 CHATS_BYTES_MAX = 1 << 30
 """The largest size of a file of recorded chats, which is read into memory as a whole."""
 _EXPORT_BEGINS = b'{"turnkeeper_export"'
+_SQLITE_BEGINS = b"SQLite format 3\0"
 
 OnProgress = Callable[[int, int], None]
 
@@ -302,11 +303,16 @@ async def import_all(
                 result.problems.append(f"{path}: cannot be read: it is not a regular file")
                 continue
             with path.open("rb") as file:
-                is_export = source is None and file.read(len(_EXPORT_BEGINS)) == _EXPORT_BEGINS
+                begin = file.read(len(_EXPORT_BEGINS))
         except OSError as error:
             result.problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
-        if is_export:
+        if begin.startswith(_SQLITE_BEGINS):
+            result.problems.append(
+                f"{path}: it is an SQLite database; name the program that wrote it with --from; "
+                "import a journal of turnkeeper from what `turnkeeper export` writes"
+            )
+        elif source is None and begin == _EXPORT_BEGINS:
             exports.append(path)
         elif path.stat().st_size > CHATS_BYTES_MAX:
             result.problems.append(

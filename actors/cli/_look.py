@@ -19,7 +19,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..core.steps import Step, step_of
 from ..events import ActionEvent, AgentMessageEvent, LoggedEvent
 from . import _journal_jobs as jobs
-from ._asking import Db, Schema, Yes, confirm, many, refuse_no_folder, refuse_odd, say, told
+from ._asking import SCHEMA, Db, Schema, Yes, confirm, many, refuse_no_folder, refuse_odd, say, told
 from ._display import printable
 from ._exits import BROKEN, UNUSABLE, AsJson, fail, print_json
 from ._show import (
@@ -131,7 +131,7 @@ def show(
         bool,
         typer.Option("--rejected", help="Print the events that admission refused, not the log."),
     ] = False,
-    schema: Schema = "turnkeeper",
+    schema: Schema = SCHEMA,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -154,7 +154,7 @@ def show(
         {"--limit": limit, "--tail": tail},
         {"--at": at, "--step": step, "--rejected": rejected},
     )
-    with told(db):
+    with told(db, schema):
         refuse_odd([conversation], db)
         if rejected:
             _show_rejected(db, schema, conversation, choice, as_json=as_json)
@@ -190,7 +190,7 @@ def _refuse_together(*groups: dict[str, object]) -> None:
 
 
 def _list(db: str, schema: str, choice: _Choice, *, as_json: bool) -> None:
-    with told(db):
+    with told(db, schema):
         infos = anyio.run(jobs.list_all, db, schema)  # also finds what an index hides
         rows = anyio.run(jobs.list_rows, db, schema)
         listed = {row.conversation_id: row for row in rows}

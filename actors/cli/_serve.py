@@ -21,6 +21,7 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -33,7 +34,7 @@ from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import JournalRefused, JournalUnavailable
 from ..owner.draining import check_drain
-from ._asking import Schema
+from ._asking import SCHEMA, Schema, refuse_schema
 from ._exits import BROKEN, UNUSABLE, fail, finite
 from ._journal_jobs import LEASE_S, open_journal
 
@@ -83,7 +84,7 @@ def serve(
     ] = None,
     schema: Annotated[
         str, typer.Option(metavar="NAME", help="With --postgres: the journal's schema.")
-    ] = "turnkeeper",
+    ] = SCHEMA,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
     ] = "127.0.0.1",
@@ -213,6 +214,7 @@ def serve(
     if node_listen is not None and node_address is None:
         fail(UNUSABLE, "--node-listen needs --node-address; give both")
     _check_extra("serve", backend)
+    refuse_schema(postgres or str(db), schema)
     from ..gateway import BearerTokens, NodeKeys  # noqa: PLC0415 - an extra
 
     found = _load_agent(agent)
@@ -262,7 +264,7 @@ def inspect(
         typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database."),
     ],
     *,
-    schema: Schema = "turnkeeper",
+    schema: Schema = SCHEMA,
     port: Annotated[
         int,
         typer.Option(
@@ -276,6 +278,7 @@ def inspect(
     machine can read what it shows.
     """
     _check_extra("inspect")
+    refuse_schema(db, schema)
     try:
         server = _Served(
             agent=_NoAgent(),
@@ -342,23 +345,33 @@ def token(
     made = base64.urlsafe_b64encode(os.urandom(32)).decode().rstrip("=")
     line = f"{hashlib.sha256(made.encode()).hexdigest()} {principal} {scopes}\n"
     try:
-        _add_line(file, line)
+        opened = _open_tokens(file)
     except OSError as error:
         fail(UNUSABLE, f"{file}: {error.strerror}; no token was made")
-    print(made)
+    with opened:
+        # It is shown first: a token that nobody has seen must not get in.
+        print(made, flush=True)
+        try:
+            _add_line(opened, line)
+        except OSError as error:
+            fail(UNUSABLE, f"{file}: {error.strerror}; the token above will not be accepted")
 
 
-def _add_line(file: Path, line: str) -> None:
-    """Add a line to a file of tokens, even if its last line has no line end."""
+def _open_tokens(file: Path) -> FileIO:
+    """Open a file of tokens to add to it; make it if there is none."""
     if file.exists():
         _check_tokens(file)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "rb+", buffering=0) as opened:
-        if opened.seek(0, os.SEEK_END):
-            opened.seek(-1, os.SEEK_END)
-            if opened.read(1) != b"\n":
-                line = f"\n{line}"
-        opened.write(line.encode())
+    return FileIO(descriptor, "r+")
+
+
+def _add_line(opened: FileIO, line: str) -> None:
+    """Add a line, even if the last line of the file has no line end."""
+    if opened.seek(0, os.SEEK_END):
+        opened.seek(-1, os.SEEK_END)
+        if opened.read(1) != b"\n":
+            line = f"\n{line}"
+    opened.write(line.encode())
 
 
 def _check_tokens(file: Path) -> None:

@@ -559,6 +559,35 @@ def test_a_file_that_is_deep_or_no_text_is_told(path: Path, tmp_path: Path, line
 # --- a database -----------------------------------------------------------------------------------
 
 
+def test_a_schema_is_refused_for_a_file(path: Path, tmp_path: Path) -> None:
+    """It was ignored, as if the file had such a thing."""
+    for name, *more in (
+        ("show",),
+        ("show", "alice"),
+        ("export",),
+        ("verify",),
+        ("reindex",),
+        ("delete", "alice"),
+        ("import", tmp_path / "chats.jsonl"),
+        ("inspect",),
+    ):
+        said = told(name, path, *more, "--schema", "other")
+        assert "is a file, and only a database has schemas; leave out --schema" in said
+    assert "leave out --schema" in told("serve", "m:agent", "--db", path, "--schema", "other")
+    assert "alice" in command("show", path, "--schema", "turnkeeper").stdout
+
+
+def test_a_database_of_sqlite_is_imported_only_with_the_name_of_its_program(
+    path: Path, tmp_path: Path
+) -> None:
+    """Its bytes were called "not UTF-8 text"."""
+    for source in ((), ("--from", "openai")):
+        said = command("import", tmp_path / "new.db", path, *source, check=2).stderr
+        assert "it is an SQLite database; name the program that wrote it with --from" in said
+        assert "`turnkeeper export`" in said
+    assert not (tmp_path / "new.db").exists()
+
+
 def test_a_database_is_read_written_verified_and_deleted_from(path: Path, tmp_path: Path) -> None:
     exported = tmp_path / "all.jsonl"
     command("export", path, "-o", exported)

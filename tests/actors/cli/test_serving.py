@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from turnkeeper.actors import gateway
+from turnkeeper.actors.cli import _serve
 from turnkeeper.actors.cli._app import app
-from turnkeeper.actors.cli._serve import _listen, _load_agent
+from turnkeeper.actors.cli._serve import _listen, _load_agent, token
 from turnkeeper.actors.gateway import GatewayLimits
 
 
@@ -115,6 +118,34 @@ def test_a_token_that_cannot_be_made_is_told_in_a_line_and_leaves_the_file(tmp_p
         assert len(refused.stderr.splitlines()) == 1
         assert not refused.stdout
     assert file.read_text() == before
+
+
+def test_a_token_that_cannot_be_shown_lets_no_one_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hash was in the file all the same."""
+    file = tmp_path / "tokens.txt"
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", full)
+        with pytest.raises(OSError, match="No space left"):
+            token("alice", file=file)
+        patched.undo()
+        with suppress(OSError):
+            full.close()  # it has still to write the token
+    assert file.read_text() == ""
+
+
+def test_a_token_whose_hash_cannot_be_written_is_said_to_be_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_serve, "_add_line", fail)
+    refused = make_token(tmp_path / "tokens.txt", "alice")
+
+    assert refused.exit_code == 2
+    assert "No space left on device; the token above will not be accepted" in refused.stderr
 
 
 def test_a_file_that_is_none_of_tokens_gets_no_token(tmp_path: Path) -> None:
