@@ -43,6 +43,7 @@ from ..journal import (
     Snapshot,
     StoredRecord,
 )
+from ..values.tables import NO_TABLE
 from ..values.type_names import a_type
 from ..values.words import words_of
 from .shared.append_rules import (
@@ -74,19 +75,22 @@ from .shared.searching import (
     message_number,
 )
 
+_NO_LISTING = Listing(0)
+
 
 @dataclass(slots=True, eq=False)
 class _Log:
     epoch: int = 0
     owner: MemoryJournal | None = None
-    records: list[StoredRecord] = field(default_factory=list)
-    seq_by_event_id: dict[str, int] = field(default_factory=dict)
-    seq_by_message_id: dict[str, int] = field(default_factory=dict)
+    # Made at the first record: a name whose conversation was deleted keeps its log for the epoch.
+    records: list[StoredRecord] | tuple[()] = ()
+    seq_by_event_id: dict[str, int] = field(default_factory=lambda: NO_TABLE)
+    seq_by_message_id: dict[str, int] = field(default_factory=lambda: NO_TABLE)
     is_unfinished: bool = False
     updated_at: float = 0.0
-    rejections: list[Rejection] = field(default_factory=list)
+    rejections: Sequence[Rejection] = ()
     snapshot: Snapshot | None = None
-    listing: Listing = field(default_factory=lambda: Listing(0))
+    listing: Listing = _NO_LISTING
     prefix: tuple[tuple[_Log, int], ...] = ()
     """The logs that a fork's first records come from, nearest first, each with its last seq."""
 
@@ -117,6 +121,8 @@ class _Log:
         listing: Listing | None,
         now: float,
     ) -> Sequence[int]:
+        if not self.records:
+            self.records, self.seq_by_event_id, self.seq_by_message_id = [], {}, {}
         first = len(self.records) + 1
         if listing is not None:
             self.listing = listing
@@ -149,10 +155,11 @@ class MemoryStore:
         self._waiting: dict[str, list[OneShot[None]]] = {}
 
     def log(self, conversation_id: str) -> _Log:
-        log = self._logs.get(conversation_id)
-        if log is None:
-            log = self._logs[conversation_id] = _Log()
-        return log
+        """Return the log of this name; one that is not kept yet if the store has none."""
+        return self._logs.get(conversation_id) or _Log()
+
+    def kept_log(self, conversation_id: str) -> _Log:
+        return self._logs.setdefault(conversation_id, self.log(conversation_id))
 
     def written_log(self, conversation_id: str) -> _Log:
         log = self._logs.get(conversation_id)
@@ -242,7 +249,7 @@ class MemoryJournal:
     ) -> Claim:
         self._refuse_if_left()
         await check_new_name(self, conversation_id, any_name=any_name)
-        log = self._store.log(conversation_id)
+        log = self._store.kept_log(conversation_id)
         owner = log.owner
         if owner is not None and self._is_rival(owner) and not takeover:
             raise OwnedElsewhere(f"conversation {conversation_id}", owner._address)  # noqa: SLF001 - of this class
@@ -525,7 +532,7 @@ class MemoryJournal:
             if child.prefix != prefix or own != list(records):
                 raise ConversationExists(fork_id, len(child.records))
         else:
-            shared = parent.records[:at]
+            shared = list(parent.records[:at])
             begun = _Log(max(child.epoch, parent.epoch) + 1, self, shared)
             begun.prefix = prefix
             begun.seq_by_event_id = {record.event_id: record.seq for record in shared}
