@@ -94,6 +94,12 @@ class _Instruments(dict[str, None]):
         super().__init__(after_task_step=None)
         self.call = call
 
+    def add_instrument(self, _: trio.abc.Instrument) -> None:
+        raise SimulatorUnsupported(
+            "trio's instruments do not work in a simulation, which is the only instrument of its "
+            "loop; use them in a plain trio.run"
+        )
+
 
 class _Sleeper:
     """A task that waits for a time; once it has left its wait, it has no waker."""

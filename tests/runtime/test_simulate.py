@@ -689,6 +689,16 @@ def test_trio_is_as_it_was_after_a_run() -> None:
     assert (parts.module._r, parts.module._ALLOW_DETERMINISTIC_SCHEDULING) == before
 
 
+def test_an_instrument_of_trio_is_refused_with_a_clear_sentence() -> None:
+    """Trio said that it must be called from async context."""
+
+    async def world(simulation: Simulation) -> None:
+        with pytest.raises(SimulatorUnsupported, match="instruments do not work in a simulation"):
+            trio.lowlevel.add_instrument(trio.abc.Instrument())
+
+    simulate(world).check()
+
+
 def test_without_trio_the_rest_can_be_used_and_simulate_says_what_it_needs() -> None:
     code = (
         "import sys; sys.modules['trio'] = None\n"
