@@ -293,7 +293,8 @@ def verify(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
             title = f"NOT as written, {many(len(report.problems), 'time')}:"
             print_list(console, title, [_problem_line(one) for one in report.problems])
             if not is_url(db):
-                say(f"repair it with: turnkeeper repair {db}")
+                say("if it, or the -wal beside it, was replaced, put both back as they were;")
+                say(f"else repair it with: turnkeeper repair {db}")
         else:
             console.print(Text("everything is as it was written", style="green"))
         if report.stale:

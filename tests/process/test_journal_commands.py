@@ -433,6 +433,11 @@ def test_damage_is_told_in_a_line_and_mended_where_that_is_possible(
         assert len(command("export", path, "bob").stdout.splitlines()) == 6
         found = json.loads(command("verify", path, "--json", check=1).stdout)
         assert any(one["conversation"] == "alice" for one in found["problems"])
+        # An older copy of the same file beside a newer log looks like damage.
+        assert command("verify", path, check=1).stdout.splitlines()[-2:] == [
+            "if it, or the -wal beside it, was replaced, put both back as they were;",
+            f"else repair it with: turnkeeper repair {path}",
+        ]
     assert (path.read_bytes() if path.exists() else None) == before
 
     if not is_mendable:
