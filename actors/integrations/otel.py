@@ -317,7 +317,10 @@ class _OtelWatcher:
                 yield  # no turn runs: the span of `send` shows the time
             else:
                 parent = trace.set_span_in_context(run.span)
-                found: _Attributes = {"turnkeeper.commit.events": events}
+                found: _Attributes = {
+                    "gen_ai.conversation.id": conversation_id,
+                    "turnkeeper.commit.events": events,
+                }
                 with self._span("commit", SpanKind.CLIENT, found, parent=parent):
                     yield
         except Exception as error:
