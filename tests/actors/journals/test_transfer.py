@@ -17,6 +17,7 @@ from turnkeeper.actors.errors import (
     ContentTooLong,
     ConversationExists,
     ConversationNotFound,
+    CorruptLog,
     ImportRefused,
     InvalidConversationId,
 )
@@ -357,3 +358,35 @@ async def test_a_conversation_that_was_begun_anew_since_it_was_listed_is_not_del
     assert await delete_unchanged(journal, listed) is None
 
     assert await read_all(journal, "c") == ["e3", "e4"]
+
+
+@pytest.mark.parametrize(
+    ("known", "newer", "is_open"),
+    [
+        ('"kind":"agent_message"', '"kind":"agent_mood"', True),
+        ('"interrupted":false', '"interrupted":false,"mood":"glad"', False),
+    ],
+    ids=["another kind", "another shape"],
+)
+async def test_an_event_of_a_newer_version_is_imported_as_it_is(
+    known: str, newer: str, *, is_open: bool
+) -> None:
+    """The view leaves an unknown kind out; a known kind with another shape stops its owner."""
+    there, here = MemoryJournal(), MemoryJournal()
+    async with Conversations(HeldAgent(), journal=there) as conversations:
+        await (await conversations["alice"].send("hello")).end()
+    async with there:
+        lines = [line.replace(known, newer) async for line in export_lines(there)]
+    assert any(newer in line for line in lines)
+    async with here:
+        await import_lines(here, lines)
+        assert [line async for line in export_lines(here)] == lines
+
+    async with Conversations(HeldAgent(), journal=here) as conversations:
+        alice = conversations["alice"]
+        if is_open:
+            assert [event.kind for event in await alice.view()] == ["user_message"]
+            assert (await (await alice.send("again")).end()).outcome == "completed"
+        else:
+            with pytest.raises(CorruptLog):
+                await alice.view()

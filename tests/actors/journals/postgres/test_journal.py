@@ -685,6 +685,15 @@ async def test_tables_that_are_newer_are_refused_with_both_versions(schema: str)
                 raise AssertionError("entered")
 
 
+async def test_a_reader_waits_for_a_writer_to_migrate_older_tables(schema: str) -> None:
+    async with make_journal(schema):
+        pass
+    change(schema, f"UPDATE journal SET version = {SCHEMA_VERSION - 1}")
+    with pytest.raises(JournalRefused, match="open it once for writing"):
+        async with make_journal(schema, read_only=True):
+            raise AssertionError("entered")
+
+
 async def test_a_process_goes_on_while_a_newer_version_adds_to_every_table(schema: str) -> None:
     """Its statements are prepared by then, and the server keeps their plans."""
     async with make_journal(schema) as journal:
