@@ -7,12 +7,16 @@ numbers are left out of the comparison.
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from turnkeeper import Conversations, PostgresJournal, SQLiteJournal, ToolAgent
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
@@ -58,3 +62,30 @@ def test_the_page_on_resuming_shows_the_client_that_the_tests_run() -> None:
         r"^```js\n(.*?)^```$", (DOCS / "ag-ui-resumable.md").read_text(), re.MULTILINE | re.DOTALL
     )
     assert shown == client.read_text()
+
+
+UNITS = {"": 1, "s": 1, "characters": 1, "days": 86_400}
+NAMED = re.compile(r"`(\w+)` \((\d[\d,.]*\d|\d)(?: (\w+))?[^)]*\)")
+"""A parameter with its default, as `lease_s` (15 s)."""
+
+
+def _defaults() -> dict[str, set[object]]:
+    """Return the defaults of each parameter of the classes whose parameters the pages name."""
+    found: defaultdict[str, set[object]] = defaultdict(set)
+    for made in (Conversations, PostgresJournal, SQLiteJournal, ToolAgent):
+        for parameter in inspect.signature(made).parameters.values():
+            if isinstance(parameter.default, int | float):
+                found[parameter.name].add(parameter.default)
+    return found
+
+
+def test_a_default_that_a_page_names_is_the_default() -> None:
+    defaults = _defaults()
+    named = [
+        (page.name, name, float(number.replace(",", "")) * UNITS[unit or ""])
+        for page in sorted(DOCS.rglob("*.md"))
+        for name, number, unit in NAMED.findall(page.read_text())
+        if name in defaults
+    ]
+    assert [each for each in named if each[2] not in defaults[each[1]]] == []
+    assert {"lease_s", "owner_wait_s", "rejection_age_s_max"} <= {name for _, name, _ in named}
