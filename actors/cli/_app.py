@@ -147,7 +147,7 @@ def _options(
     """Keep conversations between people and AI agents correct under concurrency."""
 
 
-_DEMO_POLICIES: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
+_DEMO_POLICIES: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "reject")
 _DEMO_OVERLAP = 0.5
 _DEMO_KILLS = 3
 _DEMO_PACE_S = 0.05
@@ -211,9 +211,9 @@ def demo(
 ) -> None:
     """Play about fifty sample conversations, kill the worker, and account for every event.
 
-    The users send messages while their agents answer: a third of them with the policy queue, a
-    third with interrupt, a third with reject. Long conversations are condensed. No network is
-    needed.
+    The users send messages while their agents answer, and each of the five policies has a fifth of
+    the conversations. A turn that a kill cuts off ends as interrupted. Long conversations are
+    condensed. No network is needed.
     """
     policies = cycle(_DEMO_POLICIES)
     parts = [

@@ -209,11 +209,14 @@ def test_the_demo_accounts_for_everything_in_eighty_columns() -> None:
     assert result.stderr.count("worker started again") == 3
     assert "Everything acknowledged is there, once and in order." in result.stdout
     assert max(map(len, result.output.splitlines())) <= 80
-    lines = result.stdout.splitlines()[1:-2]
-    rows = {line.rsplit(maxsplit=4)[0].strip(): line.split()[-1] for line in lines}
+    header, *lines = result.stdout.splitlines()[:-2]
+    rows = {line.rsplit(maxsplit=6)[0].strip(): line.split()[-1] for line in lines}
+    assert header.split() == ["queue", "interrupt", "steer", "rollback", "reject", "all"]
     assert int(rows["conversations"]) >= 45
     assert int(rows["condensations"]) > 0
-    assert rows["messages and events acknowledged"] == rows["… found"]
+    assert int(rows["… rolled back"]) > 0
+    assert int(rows["… joined by a further message"]) > 0
+    assert rows["events acknowledged"] == rows["… found"]
     assert rows["tool calls"] == rows["… with exactly one result"]
 
 
