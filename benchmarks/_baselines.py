@@ -366,8 +366,8 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"cores_postgres", "an append, by two processes on one PostgreSQL", ONE_PROCESS),
     ),
     "pauses": (
-        Figure(r"reader_(event|piece)_(\w+)_beside_wake", "one more reader of an {0}, {1}", WAKE),
-        Figure(r"reader_(event|piece)_(\w+)", "one more reader of an {0}, {1}", BOUND),
+        Figure(r"reader_(event|piece)_(\w+)_beside_wake", "one more reader of {0}s, {1}", WAKE),
+        Figure(r"reader_(event|piece)_(\w+)", "one more reader of {0}s, {1}", BOUND),
         Figure(r"late_plain_(\d+)", "the longest the loop was late, {0} active", BOUND),
         Figure(r"late_frozen_(\d+)", "the same with `freeze_objects`", BOUND),
         Figure(r"collection_plain_(\d+)", "the longest collection, {0} active", BOUND),
