@@ -123,8 +123,10 @@ class Effect:
         if self.is_done:
             return
         self.is_done = True
-        # `_run` most often refers to the actor, which refers to this effect: a reference cycle.
+        # `_run` most often refers to the actor, which refers to this effect: a reference cycle. An
+        # actor may keep the effect for long; its context need not stay as long.
         self._run = _nothing
+        del self._context
         if self._alarm is not None:
             self._alarm.cancel()
         if self._ended is not None:

@@ -882,8 +882,12 @@ class ConversationActor(Actor[Command | Query]):
         # There is no await between the check above and the agent's first one.
         running = self.running_turn(turn_id)  # raises if it has ended before its agent began
         turn = TurnContext(self._conversation_id, turn_id, working.epoch, self, unstarted)
-        with self.watcher.running(self._conversation_id, running, self._setup.agent) as note:
-            await self._run_agent(turn, working.epoch, note)
+        try:
+            with self.watcher.running(self._conversation_id, running, self._setup.agent) as note:
+                await self._run_agent(turn, working.epoch, note)
+        finally:
+            if self._running is None:  # else it may be the effect of the next turn
+                self._agent_effect = None
 
     async def _run_agent(self, turn: TurnContext, epoch: int, note_failure: NoteFailure) -> None:
         turn_id = turn.turn_id

@@ -7,9 +7,11 @@ while the event loop stands still. A change that adds some, for a good reason, r
 from __future__ import annotations
 
 import gc
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 
+import anyio
 import pytest
 
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
@@ -17,6 +19,8 @@ from turnkeeper.actors.events import UserMessageEvent
 
 OBJECTS_MAX = 22
 """Of a conversation with one event: in the runtime, the owner, the folds and the journal."""
+ANSWERED_OBJECTS_MAX = 30
+"""Of a conversation whose only turn has ended: it has four events."""
 MANY = 100
 
 
@@ -25,25 +29,55 @@ async def silent(_: TurnContext) -> None:
     """Do nothing: the events are appended by the test."""
 
 
+@agent
+async def polite(turn: TurnContext) -> None:
+    """Answer the only message."""
+    await turn.say("hello")
+
+
+async def added_objects(begin: Callable[[str], Awaitable[None]]) -> float:
+    """Return how many objects stay after `begin(name)` for one conversation more."""
+
+    async def begin_many(name: str) -> None:
+        for number in range(MANY):
+            await begin(f"{name}{number}")
+        await anyio.wait_all_tasks_blocked()
+
+    def count() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    await begin_many("before")
+    counts = [count()]
+    for name in ("a", "b", "c"):
+        await begin_many(name)
+        counts.append(count())
+    # What else runs in the process, an import for example, may add to one of them, not to all.
+    return min(after - before for before, after in pairwise(counts)) / MANY
+
+
 @pytest.mark.anyio
 async def test_an_idle_conversation_adds_few_objects_for_the_collector(tmp_path: Path) -> None:
     journal = SQLiteJournal(tmp_path / "chats.db")
     async with Conversations(silent, journal=journal) as opened:
 
         async def begin(name: str) -> None:
-            for number in range(MANY):
-                await opened[f"{name}{number}"].append(UserMessageEvent(content="hello"))
+            await opened[name].append(UserMessageEvent(content="hello"))
 
-        def count() -> int:
-            gc.collect()
-            return len(gc.get_objects())
+        added = await added_objects(begin)
 
-        await begin("before")
-        counts = [count()]
-        for name in ("a", "b", "c"):
-            await begin(name)
-            counts.append(count())
+    assert added <= OBJECTS_MAX, f"{added} objects of each conversation"
 
-        # What else runs in the process, an import for example, may add to one of them, not to all.
-        added = min(after - before for before, after in pairwise(counts)) / MANY
-        assert added <= OBJECTS_MAX, f"{added} objects of each conversation"
+
+@pytest.mark.anyio
+async def test_a_conversation_keeps_few_objects_of_a_turn_that_has_ended(tmp_path: Path) -> None:
+    journal = SQLiteJournal(tmp_path / "chats.db")
+    async with Conversations(polite, journal=journal) as opened:
+
+        async def begin(name: str) -> None:
+            turn = await opened[name].send("hello")
+            await turn.end()
+
+        added = await added_objects(begin)
+
+    assert added <= ANSWERED_OBJECTS_MAX, f"{added} objects of each conversation"
