@@ -132,7 +132,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
     if expected.event_id is None:
         is_there = expected.seq <= state.seq
     else:
-        known = working.recent.get(expected.event_id) or stamp.known_events.get(expected.event_id)
+        known = working.find_recent(expected.event_id) or stamp.known_events.get(expected.event_id)
         is_there = known is not None and known.seq == expected.seq
     if not is_there:
         raise NotThisLog(name, expected.seq)
@@ -140,7 +140,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
 
 def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
     event = command.event
-    known = working.recent.get(event.id) or stamp.known_events.get(event.id)
+    known = working.find_recent(event.id) or stamp.known_events.get(event.id)
     if known is not None:
         if known.event != event:
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})
@@ -172,7 +172,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
     known = [
         logged
         for event in events
-        if (logged := working.recent.get(event.id) or stamp.known_events.get(event.id))
+        if (logged := working.find_recent(event.id) or stamp.known_events.get(event.id))
     ]
     if known:
         # It is a duplicate only if the log has all of the events, in this order: some may have been
@@ -214,7 +214,7 @@ def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
         labels=command.labels,
         owner=command.owner,
     )
-    known = working.recent.get(event.id) or stamp.known_events.get(event.id)
+    known = working.find_recent(event.id) or stamp.known_events.get(event.id)
     if known is not None:
         if known.event != event.model_copy(update={"timestamp": known.event.timestamp}):
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from turnkeeper.runtime import format_id
@@ -198,13 +199,27 @@ class WorkingState:
     """The turn whose agent this owner is running."""
     draining: WhileDraining | None = None
     """Set while the process is drained: no turn starts any more."""
-    recent: dict[str, LoggedEvent] = field(default_factory=dict)
-    """The newest events by id; older ones are looked up in the journal."""
+    recent: dict[str, Event] = field(default_factory=dict)
+    """The newest events by id, in the order of the log; older ones are looked up in the journal.
+
+    Without their seqs: they are consecutive, and the last one is at `state.seq`. So a conversation
+    has one object less for each of them.
+    """
 
     @property
     def hands_turns_over(self) -> bool:
         """True if a turn that a process leaves unfinished goes on in the next one."""
         return self.settings.unfinished == "resume" and self.settings.is_resumable
+
+    def recent_backwards(self) -> Iterator[LoggedEvent]:
+        """Yield the newest events, the last one first."""
+        return map(LoggedEvent, count(self.state.seq, -1), reversed(self.recent.values()))
+
+    def find_recent(self, event_id: str) -> LoggedEvent | None:
+        """Return the event of this id, if it is among the newest."""
+        if event_id not in self.recent:
+            return None
+        return next(logged for logged in self.recent_backwards() if logged.event.id == event_id)
 
     def apply(self, decision: Decision) -> None:
         """Fold a decision into the state."""
@@ -215,7 +230,7 @@ class WorkingState:
         for event in decision.events:
             share_fields(event)
             state.fold(event)
-            recent[event.id] = LoggedEvent(state.seq, event)
+            recent[event.id] = event
             if len(recent) > state.limits.recent_events_max:
                 del recent[next(iter(recent))]
             if event.kind in _STEP_ENDS:

@@ -383,9 +383,10 @@ class ConversationActor(Actor[Command | Query]):
         return KnownMessage.of(message_id, seq, event)
 
     async def _look_up_events(self, event_ids: Sequence[str]) -> Mapping[str, LoggedEvent]:
-        recent, event_id_max = self._working.recent, self._working.state.event_id_max
-        ids = [event_id for event_id in event_ids if event_id <= event_id_max]
-        known = {event_id: recent[event_id] for event_id in ids if event_id in recent}
+        working = self._working
+        ids = [event_id for event_id in event_ids if event_id <= working.state.event_id_max]
+        recent = (working.find_recent(event_id) for event_id in ids)
+        known = {logged.event.id: logged for logged in recent if logged is not None}
         older = [event_id for event_id in ids if event_id not in known]
         if not older:
             return known
@@ -627,7 +628,6 @@ class ConversationActor(Actor[Command | Query]):
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
-        recent = self._working.recent
         events: list[LoggedEvent] = []
         for one in decided:
             decision = one.decision
@@ -638,7 +638,7 @@ class ConversationActor(Actor[Command | Query]):
                 self._publish_piece(decision, seq)
             for event in decision.events:
                 seq += 1
-                events.append(recent.get(event.id) or LoggedEvent(seq, event))
+                events.append(LoggedEvent(seq, event))
         self._publish_events(events)
         for one in decided:
             delivery, refusal = one.delivery, one.refusal
@@ -1026,8 +1026,7 @@ class ConversationActor(Actor[Command | Query]):
     def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
         if not self._setup.journal.is_lease_valid(since=self._claimed_at):
             return ()  # another process may have written more
-        newest_first = reversed(self._working.recent.values())
-        above = takewhile(lambda logged: logged.seq > seq, newest_first)
+        above = takewhile(lambda logged: logged.seq > seq, self._working.recent_backwards())
         # Those above `_seq` are decided and not committed yet.
         found = [logged for logged in above if logged.seq <= self._seq]
         return found[::-1] if found and found[-1].seq == seq + 1 else ()

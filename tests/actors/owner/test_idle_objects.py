@@ -17,9 +17,9 @@ import pytest
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.events import UserMessageEvent
 
-OBJECTS_MAX = 22
+OBJECTS_MAX = 21
 """Of a conversation with one event: in the runtime, the owner, the folds and the journal."""
-ANSWERED_OBJECTS_MAX = 30
+ANSWERED_OBJECTS_MAX = 26
 """Of a conversation whose only turn has ended: it has four events."""
 MANY = 100
 
