@@ -148,7 +148,7 @@ class Admission:
     @property
     def open_calls(self) -> Mapping[str, ActionEvent]:
         """The calls that have no result yet, by call id, in order."""
-        return self._view.index.open_calls
+        return self._view.events.open_calls
 
     def fold(self, left: Iterable[LLMConvertibleEvent]) -> None:
         """Advance by the events that one event of the log has taken out of the view."""
@@ -169,7 +169,7 @@ class Admission:
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
-        if not self._view.index.open_calls and _FREE_KINDS.issuperset(map(_kind_of, events)):
+        if not self._view.events.open_calls and _FREE_KINDS.issuperset(map(_kind_of, events)):
             return None
         trial = _Trial(self._view, self._calls_left, self._responses_left)
         for event in events:
@@ -207,7 +207,7 @@ class _Trial:
         self._responses_left = responses_left
         self._judged: list[Event] = []
         self._open = {
-            call_id: action.llm_response_id for call_id, action in view.index.open_calls.items()
+            call_id: action.llm_response_id for call_id, action in view.events.open_calls.items()
         }
         self._calls: set[str] = set()
         self._responses: set[str] = set()
@@ -241,7 +241,7 @@ class _Trial:
         call_id, response_id = action.tool_call_id, action.llm_response_id
         if (
             call_id in self._calls
-            or call_id in self._view.index.calls
+            or call_id in self._view.events.calls
             or call_id in self._calls_left
         ):
             return "duplicate_tool_call", f"call {call_id} is in the log"
@@ -250,7 +250,7 @@ class _Trial:
             return "interleaved_response", f"calls of another response are open: {others}"
         if response_id != self._response and (
             response_id in self._responses
-            or response_id in self._view.index.responses
+            or response_id in self._view.events.responses
             or response_id in self._responses_left
         ):
             return "interleaved_response", f"response {response_id} is complete"
@@ -264,8 +264,8 @@ class _Trial:
         self._response = None
         if self._open.pop(call_id, None) is not None:
             return None
-        index = self._view.index
-        if call_id in self._calls or call_id in index.results or call_id in self._calls_left:
+        events = self._view.events
+        if call_id in self._calls or call_id in events.results or call_id in self._calls_left:
             return "duplicate_tool_result", f"call {call_id} has a result already"
         return "unmatched_tool_result", f"there is no call {call_id}"
 
@@ -306,7 +306,7 @@ def _judge_retraction(event: RetractionEvent, view: ViewFold) -> _Found | None:
     gone = ids.difference(kept.id for kept in view.events)
     if gone:
         return "illegal_retraction", f"not in the view: {', '.join(sorted(gone))}"
-    if view.index.open_calls:
+    if view.events.open_calls:
         return "illegal_retraction", "a call is open"
     if any(isinstance(kept, CondensationSummaryEvent) and kept.id in ids for kept in view.events):
         return "illegal_retraction", "a summary is not an event of the log"
@@ -315,4 +315,4 @@ def _judge_retraction(event: RetractionEvent, view: ViewFold) -> _Found | None:
 
 
 def _find_torn(view: ViewFold, ids: Sequence[str], summary_offset: int | None) -> str | None:
-    return find_torn(view.events, view.index.open_calls, frozenset(ids), summary_offset)
+    return find_torn(view.events, view.events.open_calls, frozenset(ids), summary_offset)

@@ -34,7 +34,7 @@ from ..events import (
 )
 from ..values.frozen import FrozenJson
 from .properties import LogFacts, runs
-from .view_index import ManipulationIndices, ViewIndex, find_torn
+from .view_index import IndexedEvents, ManipulationIndices, find_torn
 
 __all__ = [
     "CHANGING_KINDS",
@@ -67,7 +67,7 @@ class Derivation(Protocol[T_co]):
         """Return the value for the events so far; later events do not change it."""
 
 
-class _SharedEvents(list[LLMConvertibleEvent]):
+class _SharedEvents(IndexedEvents):
     """The events that all snapshots between two condensations share.
 
     Invariant: it only grows, and only the fold that made it appends to it. A snapshot covers as
@@ -76,8 +76,8 @@ class _SharedEvents(list[LLMConvertibleEvent]):
 
     __slots__ = ("_derived", "_lock")
 
-    def __init__(self, events: Iterable[LLMConvertibleEvent]) -> None:
-        super().__init__(events)
+    def __init__(self) -> None:
+        super().__init__()
         self._derived: dict[Hashable, Derivation[Any]] | None = None
         self._lock: threading.Lock | None = None
 
@@ -120,13 +120,7 @@ class View(Sequence[LLMConvertibleEvent]):
     )
 
     def __init__(
-        self,
-        shared: _SharedEvents,
-        index: ViewIndex,
-        *,
-        request: bool,
-        turn_id: str | None,
-        seq: int,
+        self, shared: _SharedEvents, *, request: bool, turn_id: str | None, seq: int
     ) -> None:
         self.seq = seq
         """The seq of the log that it is the view of; 0 if it was made of events alone."""
@@ -135,9 +129,9 @@ class View(Sequence[LLMConvertibleEvent]):
         self._shared = shared
         self._length = len(shared)
         # The arguments of its `ManipulationIndices`.
-        self._settled = settled = index.settled
+        self._settled = settled = shared.settled
         self._settled_count = self._length if isinstance(settled, range) else len(settled)
-        self._end = index.end
+        self._end = shared.end
         self.unhandled_condensation_request = request
         """True while a requested condensation has not come yet."""
 
@@ -271,7 +265,7 @@ CHANGING_KINDS = ("condensation", "condensation_request", "retraction")
 class ViewFold:
     """The fold. It has one owner and is used by one task."""
 
-    __slots__ = ("_is_suspect", "_request", "_shared", "index", "watches")
+    __slots__ = ("_is_suspect", "_request", "events", "watches")
 
     def __init__(
         self, events: Iterable[LLMConvertibleEvent] = (), *, unhandled_request: bool = False
@@ -280,8 +274,9 @@ class ViewFold:
         self.watches = False
         """Check also the events that leave the view; an owner's admission has done so already."""
         self._is_suspect = False
-        self.index = ViewIndex()
-        self._replace_events(events)
+        self.events = _SharedEvents()
+        """The events of the view as it stands; read them at once, the list goes on growing."""
+        self.restore(events)
 
     @classmethod
     def from_events(
@@ -308,22 +303,15 @@ class ViewFold:
 
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
         """Return the view as it is now, labelled with the running turn and the seq of the log."""
-        return View(
-            self._shared, self.index, request=self._request, turn_id=running_turn_id, seq=seq
-        )
-
-    @property
-    def events(self) -> Sequence[LLMConvertibleEvent]:
-        """The events of the view as it stands; read them at once, the list goes on growing."""
-        return self._shared
+        return View(self.events, request=self._request, turn_id=running_turn_id, seq=seq)
 
     @property
     def last_event(self) -> LLMConvertibleEvent | None:
-        return self._shared[-1] if self._shared else None
+        return self.events[-1] if self.events else None
 
     def copy(self) -> ViewFold:
         """Return an independent fold that goes on from here; O(view)."""
-        return ViewFold(self._shared, unhandled_request=self._request)
+        return ViewFold(self.events, unhandled_request=self._request)
 
     @property
     def is_suspect(self) -> bool:
@@ -331,12 +319,11 @@ class ViewFold:
 
         If none came, no property is broken, and the log need not be read again.
         """
-        return self._is_suspect or self.index.is_suspect
+        return self._is_suspect or self.events.is_suspect
 
     def append(self, event: LLMConvertibleEvent) -> None:
         """Advance by an event of the log that goes to the end of the view."""
-        self._shared.append(event)
-        self.index.fold(event)
+        self.events.fold(event)
 
     def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
         """Advance by one event of the log; return the events that it takes out of the view."""
@@ -361,12 +348,12 @@ class ViewFold:
             self.watches = False
             return ()
         self.watches = False
-        return self._remove(facts.find_violations(self._shared))
+        return self._remove(facts.find_violations(self.events))
 
     def _watch(self, event_ids: Sequence[str], summary_offset: int | None) -> None:
         if self.watches and not self.is_suspect and (event_ids or summary_offset is not None):
             ids = frozenset(event_ids)
-            torn = find_torn(self._shared, self.index.open_calls, ids, summary_offset)
+            torn = find_torn(self.events, self.events.open_calls, ids, summary_offset)
             self._is_suspect = torn is not None
 
     def _retract(self, event: RetractionEvent) -> tuple[LLMConvertibleEvent, ...]:
@@ -387,14 +374,14 @@ class ViewFold:
                 turn_id=event.turn_id,
                 content=event.summary,
             )
-            events = self._shared.copy()
+            events = self.events.copy()
             events.insert(event.summary_offset, summary)
             self._replace_events(events)
         return left
 
     def _put_first(self, prompt: SystemPromptEvent) -> tuple[LLMConvertibleEvent, ...]:
-        events = self._shared
-        if self.watches and self.index.open_calls:
+        events = self.events
+        if self.watches and events.open_calls:
             self._is_suspect = True  # admission lets nothing but a result follow an open call
         left = tuple(event for event in events[:1] if isinstance(event, SystemPromptEvent))
         self._replace_events([prompt, *events[len(left) :]])
@@ -402,18 +389,16 @@ class ViewFold:
 
     def _remove(self, event_ids: Sequence[str]) -> tuple[LLMConvertibleEvent, ...]:
         ids = frozenset(event_ids)
-        left = tuple(event for event in self._shared if event.id in ids) if ids else ()
+        left = tuple(event for event in self.events if event.id in ids) if ids else ()
         if left:
-            self._replace_events([event for event in self._shared if event.id not in ids])
+            self._replace_events([event for event in self.events if event.id not in ids])
         return left
 
     def _replace_events(self, events: Iterable[LLMConvertibleEvent]) -> None:
         # A log that was suspect stays so, even if the event at fault has left the view.
         self._is_suspect = self.is_suspect
-        self._shared = _SharedEvents(events)
-        self.index = ViewIndex()
-        for event in self._shared:
-            self.index.fold(event)
+        self.events = _SharedEvents()
+        self.restore(events)
 
 
 def _shortened(

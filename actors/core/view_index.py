@@ -1,4 +1,4 @@
-"""The index of a view: its calls, results and responses, and the positions where it may be cut.
+"""The events of a view and their index: calls, results, responses, and where it may be cut.
 
 Some events stay together: a call and its result, the calls of one model response, the members of
 one tool loop. The *manipulation indices* are the positions between such groups: there, history may
@@ -18,7 +18,7 @@ from typing import Final, overload
 from ..events import RESULT_CLASSES, RESULT_KINDS, ActionEvent, LLMConvertibleEvent
 from ..values.tables import NO_TABLE
 
-__all__ = ["ManipulationIndices", "ViewIndex", "find_torn"]
+__all__ = ["IndexedEvents", "ManipulationIndices", "find_torn"]
 
 _EVERY: Final = range(sys.maxsize)
 """The settled indices of a view in which nothing belongs together: all its positions."""
@@ -81,15 +81,17 @@ class ManipulationIndices(Sequence[int]):
         return f"ManipulationIndices({list(self)})"
 
 
-class ViewIndex:
-    """The fold over the events of a view, in their order in it."""
+class IndexedEvents(list[LLMConvertibleEvent]):
+    """The events of a view, in their order, and the fold over them. Only `fold` appends.
+
+    It is one object, because the garbage collector looks at all objects of each conversation.
+    """
 
     __slots__ = (
         "_running",
         "calls",
         "is_loop_open",
         "is_suspect",
-        "length",
         "open_calls",
         "responses",
         "results",
@@ -97,7 +99,7 @@ class ViewIndex:
     )
 
     def __init__(self) -> None:
-        self.length = 0
+        super().__init__()
         # The tables are made at the first call or result: many views have none.
         self.calls: dict[str, int] = NO_TABLE
         """The position of each call, by its call id."""
@@ -113,7 +115,7 @@ class ViewIndex:
         """True once an event came that admission would have refused at its place."""
         self._running: str | None = None
         self.settled: list[int] | range = _EVERY
-        """The manipulation indices below `length`; `_EVERY` as long as none is left out.
+        """The manipulation indices below its length; `_EVERY` as long as none is left out.
 
         Invariant: a list that a snapshot has seen only grows; if an index has to go again, the list
         is replaced. Many a view has no calls, and needs no list.
@@ -122,11 +124,11 @@ class ViewIndex:
     @property
     def end(self) -> int | None:
         """The manipulation index behind the events so far; None while a call is open."""
-        return None if self.open_calls else self.length
+        return None if self.open_calls else len(self)
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by the event that comes next in the view."""
-        here = self.length
+        here = len(self)
         was_index = not self.open_calls
         tied_to = here
         kind = event.kind
@@ -151,7 +153,7 @@ class ViewIndex:
             self._leave_out(tied_to, here)
         elif isinstance(self.settled, list):
             self.settled.append(here)
-        self.length = here + 1
+        self.append(event)
 
     def _leave_out(self, tied_to: int, here: int) -> None:
         """Make no index of the positions above `tied_to`, up to `here`."""

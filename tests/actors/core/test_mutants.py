@@ -24,7 +24,7 @@ from turnkeeper.actors.core.admission import Admission, _Trial
 from turnkeeper.actors.core.properties import LogFacts, _Groups
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.view import View, ViewFold
-from turnkeeper.actors.core.view_index import ViewIndex
+from turnkeeper.actors.core.view_index import IndexedEvents
 from turnkeeper.actors.models.messages import _AnthropicMessages, _OpenAIMessages, _Responses
 
 # Nothing is shrunk and nothing kept: all that is asked is whether the laws see the fault at all.
@@ -62,21 +62,26 @@ _check_all_laws_shortly = _look_shortly(_drawn_logs(_check))
 _MUTANTS: list[tuple[object, str, str, str]] = [
     # (where, which function, the line, what it becomes)
     (ViewFold, "_condense", "self._request = False", "pass"),
-    (ViewFold, "_condense", "events = self._shared.copy()", "events = self._shared"),
+    (ViewFold, "_condense", "events = self.events.copy()", "events = self.events"),
     (ViewFold, "_condense", 'id=f"{event.id}-summary"', "id=event.id"),
     (ViewFold, "_remove", "if event.id not in ids", "if event.id != event_ids[0]"),
-    (ViewFold, "_replace_events", "self.index.fold(event)", "pass"),
+    (ViewFold, "_replace_events", "self.restore(events)", "self.events.extend(events)"),
     (View, "derive", "kept.length <= self._length", "True"),
-    (ViewIndex, "fold", "self.settled.append(here)", "self.settled.append(here + 1)"),
-    (ViewIndex, "fold", "if tied_to != here or not was_index:", "if tied_to != here:"),
-    (ViewIndex, "_leave_out", "self.settled[:here]", "self.settled[: here + 1]"),
-    (ViewIndex, "_leave_out", "self.settled[-1] > tied_to", "False"),
+    (IndexedEvents, "fold", "self.settled.append(here)", "self.settled.append(here + 1)"),
+    (IndexedEvents, "fold", "if tied_to != here or not was_index:", "if tied_to != here:"),
+    (IndexedEvents, "_leave_out", "self.settled[:here]", "self.settled[: here + 1]"),
+    (IndexedEvents, "_leave_out", "self.settled[-1] > tied_to", "False"),
     (View, "__init__", "self._length if isinstance", "self._length + 1 if isinstance"),
-    (ViewIndex, "fold", "was_index = not self.open_calls", "was_index = True"),
-    (ViewIndex, "fold", "self.is_loop_open = False", "pass"),
-    (ViewIndex, "_fold_action", "if action.thinking:", "if not action.thinking:"),
-    (ViewIndex, "_fold_action", "self.responses[response_id] = here", "pass"),
-    (ViewIndex, "_fold_result", "self.open_calls.pop(call_id, None)", "self.open_calls.popitem()"),
+    (IndexedEvents, "fold", "was_index = not self.open_calls", "was_index = True"),
+    (IndexedEvents, "fold", "self.is_loop_open = False", "pass"),
+    (IndexedEvents, "_fold_action", "if action.thinking:", "if not action.thinking:"),
+    (IndexedEvents, "_fold_action", "self.responses[response_id] = here", "pass"),
+    (
+        IndexedEvents,
+        "_fold_result",
+        "self.open_calls.pop(call_id, None)",
+        "self.open_calls.popitem()",
+    ),
     (_Groups, "add_action", "batch.append(event_id)", "batch[:] = [event_id]"),
     (_Groups, "add_action", "if has_thinking:", "if has_thinking and not self._loop:"),
     (LogFacts, "find_violations", "groups.end_loop()", "pass"),
@@ -96,10 +101,10 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (admission, "find_torn", 'if place_of["call", call_id] != "after":', "if False:"),
     (ViewFold, "_watch", "torn is not None", "False"),
     (ViewFold, "_replace_events", "self._is_suspect = self.is_suspect", "pass"),
-    (ViewIndex, "fold", "if not was_index:", "if False:"),
-    (ViewIndex, "_fold_action", "if self.open_calls or tied_to != here:", "if False:"),
-    (ViewIndex, "_fold_result", "if self.open_calls.pop(call_id, None) is None:", "if False:"),
-    (admission, "_judge_retraction", "if view.index.open_calls:", "if False:"),
+    (IndexedEvents, "fold", "if not was_index:", "if False:"),
+    (IndexedEvents, "_fold_action", "if self.open_calls or tied_to != here:", "if False:"),
+    (IndexedEvents, "_fold_result", "if self.open_calls.pop(call_id, None) is None:", "if False:"),
+    (admission, "_judge_retraction", "if view.events.open_calls:", "if False:"),
     (
         Admission,
         "fold",

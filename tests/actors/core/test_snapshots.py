@@ -13,7 +13,7 @@ from tests.actors.core.logs import Maker
 from turnkeeper.actors.core import snapshots
 from turnkeeper.actors.core.snapshots import SLICE_EVENTS, Slices, run_whole
 from turnkeeper.actors.core.state import Folded
-from turnkeeper.actors.core.view_index import ViewIndex
+from turnkeeper.actors.core.view_index import IndexedEvents
 from turnkeeper.actors.journal import Snapshot
 from turnkeeper.actors.owner.loading import in_slices
 
@@ -50,7 +50,7 @@ def most_between_yields(
     [
         (snapshots, "encode_event", False),
         (snapshots, "decode_known", True),
-        (ViewIndex, "fold", True),
+        (IndexedEvents, "fold", True),
     ],
     ids=["encoding", "decoding", "folding"],
 )
