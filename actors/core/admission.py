@@ -38,6 +38,7 @@ from ..events import (
     RetractionEvent,
 )
 from ..values.tables import NO_TABLE
+from .properties import LogFacts
 from .view import SHORTENED_MARKER, ViewFold
 from .view_index import find_torn
 
@@ -115,21 +116,21 @@ class AdmissionRefused(Refused):
         self.violation = violation
 
 
-class Admission:
-    """The fold of admission, beside the fold of the view that it guards. Only the owner folds."""
+class Admission(ViewFold):
+    """The fold of a view that admission guards, and of what has left it. Only the owner folds."""
 
-    __slots__ = ("_calls_left", "_finished_max", "_responses_left", "_view")
+    __slots__ = ("_calls_left", "_finished_max", "_responses_left")
 
     def __init__(
         self,
-        view: ViewFold,
         *,
         finished_max: int,
         calls_left: Iterable[str] = (),
         responses_left: Iterable[str] = (),
+        unhandled_request: bool = False,
     ) -> None:
-        """Guard this view; remember `finished_max` calls and responses that have left it."""
-        self._view = view
+        """Remember `finished_max` calls and responses that have left the view."""
+        super().__init__(unhandled_request=unhandled_request)
         self._finished_max = finished_max
         # Made at the first call that leaves: from many views none ever does.
         self._calls_left: dict[str, None] = dict.fromkeys(calls_left) or NO_TABLE
@@ -148,10 +149,20 @@ class Admission:
     @property
     def open_calls(self) -> Mapping[str, ActionEvent]:
         """The calls that have no result yet, by call id, in order."""
-        return self._view.events.open_calls
+        return self.events.open_calls
 
-    def fold(self, left: Iterable[LLMConvertibleEvent]) -> None:
-        """Advance by the events that one event of the log has taken out of the view."""
+    def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
+        left = super().fold(event)
+        self._note_left(left)
+        return left
+
+    def enforce(self, facts: LogFacts) -> tuple[LLMConvertibleEvent, ...]:
+        left = super().enforce(facts)
+        self._note_left(left)
+        return left
+
+    def _note_left(self, left: Iterable[LLMConvertibleEvent]) -> None:
+        """Remember the calls and responses among the events that have left the view."""
         for event in left:
             if isinstance(event, ActionEvent):
                 self._calls_left = self._remember(self._calls_left, event.tool_call_id)
@@ -169,9 +180,9 @@ class Admission:
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
-        if not self._view.events.open_calls and _FREE_KINDS.issuperset(map(_kind_of, events)):
+        if not self.events.open_calls and _FREE_KINDS.issuperset(map(_kind_of, events)):
             return None
-        trial = _Trial(self._view, self._calls_left, self._responses_left)
+        trial = _Trial(self, self._calls_left, self._responses_left)
         for event in events:
             try:
                 found = trial.judge(event)

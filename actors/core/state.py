@@ -49,7 +49,7 @@ from .snapshots import (
 from .status import MOVING_KINDS, AgentExecutionStatus, StatusFold
 from .stuck import SEEN_MAX, RecentlySeen, seen_after, stored_seen
 from .turn_table import TURN_KINDS, TurnTable
-from .view import CHANGING_KINDS, View, ViewFold
+from .view import CHANGING_KINDS, View
 
 __all__ = ["ColdLoad", "Folded"]
 
@@ -69,7 +69,6 @@ class Folded:
         "_metrics",
         "_new_usages",
         "_status",
-        "_view",
         "admission",
         "answers",
         "condensed_turns",
@@ -118,8 +117,8 @@ class Folded:
         """The kinds of events that this version did not know and passed over."""
         self.limits = limits
         self._status = _NEW_STATUS
-        self._view = ViewFold()
-        self.admission = Admission(self._view, finished_max=limits.finished_calls_max)
+        self.admission = Admission(finished_max=limits.finished_calls_max)
+        """The fold of the view, which knows the events that may come next."""
 
     @classmethod
     def from_events(
@@ -164,7 +163,7 @@ class Folded:
     def view(self) -> View:
         """The events that the model sees; a snapshot, O(1)."""
         running = self.turns.running
-        return self._view.snapshot(None if running is None else running.turn_id, seq=self.seq)
+        return self.admission.snapshot(None if running is None else running.turn_id, seq=self.seq)
 
     @property
     def agent_execution_status(self) -> AgentExecutionStatus:
@@ -207,7 +206,7 @@ class Folded:
             return None
         return tuple(
             event.id
-            for event in self._view.events
+            for event in self.admission.events
             if event.turn_id == running.turn_id and not isinstance(event, SystemPromptEvent)
         )
 
@@ -215,7 +214,7 @@ class Folded:
         """True if a condensation has forgotten events of the view from this index on."""
         return any(
             isinstance(event, CondensationSummaryEvent) or event.turn_id in self.condensed_turns
-            for event in self._view.events[index:]
+            for event in self.admission.events[index:]
         )
 
     def __eq__(self, other: object) -> bool:
@@ -244,13 +243,12 @@ class Folded:
     # The steps of `fold`; `STEPS` says which kinds each of them is called with.
 
     def _show(self, event: LLMConvertibleEvent) -> None:
-        self._view.append(event)
+        self.admission.append(event)
         self.recently_seen = seen_after(self.recently_seen, event)
 
     def _change_view(self, event: Event) -> None:
-        left = self._view.fold(event)
+        left = self.admission.fold(event)
         if left:
-            self.admission.fold(left)
             self._note_left(event, left)
 
     def _note_prompt(self, event: SystemPromptEvent) -> None:
@@ -266,7 +264,7 @@ class Folded:
         self.listed.fold(event)
 
     def _retract_listed(self, event: RetractionEvent) -> None:
-        self.listed.retract(event, self._view.events)
+        self.listed.retract(event, self.admission.events)
 
     def _fold_details(self, event: Event) -> None:
         self.details = self.details.fold(event)
@@ -324,17 +322,16 @@ class Folded:
 
     def watch(self) -> None:
         """From here on, note if an event comes that admission would have refused."""
-        self._view.watches = True
+        self.admission.watches = True
 
     def end_watch(self) -> bool:
         """Stop watching. True if admission would have let through all that came meanwhile."""
-        self._view.watches = False
-        return not self._view.is_suspect
+        self.admission.watches = False
+        return not self.admission.is_suspect
 
     def enforce(self, facts: LogFacts) -> tuple[str, ...]:
         """Take the events that break a property out of the view, given the facts of the log."""
-        left = self._view.enforce(facts)
-        self.admission.fold(left)
+        left = self.admission.enforce(facts)
         return tuple(event.id for event in left)
 
     def _note_left(self, event: Event, left: Iterable[LLMConvertibleEvent]) -> None:
@@ -343,7 +340,7 @@ class Folded:
             condensed.update(gone.turn_id for gone in left if gone.turn_id is not None)
         if condensed:
             running = self.turns.running
-            kept = {shown.turn_id for shown in self._view.events}
+            kept = {shown.turn_id for shown in self.admission.events}
             kept.add(None if running is None else running.turn_id)
             self.condensed_turns = frozenset(condensed & kept)
 
@@ -364,17 +361,16 @@ class Folded:
         self.event_id_max = folds.event_id_max
         self.unknown_kinds = frozenset(folds.unknown_kinds)
         self._status = folds.status
-        self._view = ViewFold(unhandled_request=folds.unhandled_request)
+        self.admission = Admission(
+            finished_max=self.limits.finished_calls_max,
+            calls_left=folds.calls_left,
+            responses_left=folds.responses_left,
+            unhandled_request=folds.unhandled_request,
+        )
         for at in range(0, len(folds.view), SLICE_EVENTS):
             if at:
                 yield
-            self._view.restore(filter(is_seen_by_model, folds.view[at : at + SLICE_EVENTS]))
-        self.admission = Admission(
-            self._view,
-            calls_left=folds.calls_left,
-            responses_left=folds.responses_left,
-            finished_max=self.limits.finished_calls_max,
-        )
+            self.admission.restore(filter(is_seen_by_model, folds.view[at : at + SLICE_EVENTS]))
 
     def _stored(self) -> StoredFolds:
         view = self.view

@@ -107,7 +107,7 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (admission, "_judge_retraction", "if view.events.open_calls:", "if False:"),
     (
         Admission,
-        "fold",
+        "_note_left",
         "self._calls_left = self._remember(self._calls_left, event.tool_call_id)",
         "pass",
     ),
@@ -116,7 +116,7 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (_OpenAIMessages, "result", "LLMMessages(self._messages)", "LLMMessages(self._messages[1:])"),
     (_AnthropicMessages, "_say", "self._blocks[:0] = thinking", "self._blocks.extend(thinking)"),
     (Folded, "_restore", "self.seq = folds.seq", "pass"),
-    (Folded, "_restore", "unhandled_request=folds.unhandled_request", ""),
+    (Folded, "_restore", "unhandled_request=folds.unhandled_request", "unhandled_request=False"),
 ]
 
 _DRAWN = drawn(_MUTANTS, 10)
