@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
 
 from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, core_schema
@@ -105,13 +105,21 @@ class FrozenObject(_Base):
     ) -> CoreSchema:
         json_object = core_schema.dict_schema(core_schema.str_schema())
         return core_schema.json_or_python_schema(
-            json_schema=core_schema.no_info_after_validator_function(cls, json_object),
+            json_schema=core_schema.no_info_after_validator_function(cls._read, json_object),
             python_schema=core_schema.no_info_wrap_validator_function(cls._validate, json_object),
         )
 
     @classmethod
     def _validate(cls, value: object, handler: ValidatorFunctionWrapHandler) -> FrozenObject:
-        return value if isinstance(value, cls) else cls(handler(value))
+        return (value if isinstance(value, cls) else cls(handler(value))) or _EMPTY
+
+    @classmethod
+    def _read(cls, items: Mapping[str, object]) -> FrozenObject:
+        return cls(items) if items else _EMPTY
+
+
+_EMPTY: Final = FrozenObject()
+"""Shared by all events that have, for example, no metadata: most chat messages have none."""
 
 
 def check_json(value: FrozenJson, *, depth_max: int, digits_max: int) -> None:

@@ -19,7 +19,7 @@ from turnkeeper.actors.events import UserMessageEvent
 
 OBJECTS_MAX = 19
 """Of a conversation with one event: in the runtime, the owner, the folds and the journal."""
-ANSWERED_OBJECTS_MAX = 24
+ANSWERED_OBJECTS_MAX = 23
 """Of a conversation whose only turn has ended: it has four events."""
 MANY = 100
 

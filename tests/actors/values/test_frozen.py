@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
+from turnkeeper.actors.events import UserMessageEvent, decode_event, encode_event
 from turnkeeper.actors.values.frozen import FrozenObject
 
 _json = st.recursive(
@@ -89,6 +90,15 @@ def test_copies_of_a_frozen_object_are_itself() -> None:
 
     assert copy.copy(frozen) is frozen
     assert copy.deepcopy(frozen) is frozen
+
+
+def test_events_without_metadata_share_the_object_that_says_so() -> None:
+    made = UserMessageEvent(content="hello", metadata=FrozenObject())
+    read = decode_event(encode_event(made))
+
+    assert isinstance(read, UserMessageEvent)
+    assert made.metadata == FrozenObject({})
+    assert read.metadata is made.metadata
 
 
 def _nested(depth: int) -> dict[str, object]:
