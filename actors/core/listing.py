@@ -76,12 +76,12 @@ ACTIVE_KINDS = frozenset(
         "forked_from",
     )
 )
-"""The kinds that `ListedFold.fold` takes: those that make a conversation active."""
+"""The kinds that `ListedFold.fold_listed` takes: those that make a conversation active."""
 
 
 @dataclass(slots=True)
 class ListedFold:
-    """The times, the last message and the parent of a conversation."""
+    """The times, the last message and the parent of a conversation. `Folded` is one with more."""
 
     created_us: int = 0
     active_us: int = 0
@@ -93,11 +93,11 @@ class ListedFold:
     """The conversation that it is a fork of."""
     parent_seq: int = 0
 
-    def begin(self, event: Event) -> None:
+    def begin_listed(self, event: Event) -> None:
         """Take the time of the first event of the log."""
         self.created_us = self.active_us = _microseconds(event)
 
-    def fold(self, event: Event) -> None:
+    def fold_listed(self, event: Event) -> None:
         """Advance by this event of the log, which is of one of `ACTIVE_KINDS`."""
         self.active_us = _microseconds(event)
         if _is_chat(event):
@@ -107,10 +107,29 @@ class ListedFold:
             self.created_us = self.active_us
             self.parent, self.parent_seq = event.conversation_id, event.seq
 
-    def retract(self, event: RetractionEvent, view: Sequence[LLMConvertibleEvent]) -> None:
+    def retract_listed(self, event: RetractionEvent, view: Sequence[LLMConvertibleEvent]) -> None:
         """Advance by this event of the log, given the view after it."""
         if self.last_id in event.retracted_event_ids:
             self._set_last(next(filter(_is_chat, reversed(view)), None))
+
+    def copy_listed(self) -> ListedFold:
+        """Return these facts alone, as a snapshot keeps them."""
+        return ListedFold(
+            self.created_us,
+            self.active_us,
+            self.last_id,
+            self.last_by,
+            self.last_message,
+            self.parent,
+            self.parent_seq,
+        )
+
+    def restore_listed(self, stored: ListedFold) -> None:
+        """Take the facts over from a snapshot."""
+        self.created_us, self.active_us = stored.created_us, stored.active_us
+        self.last_id, self.last_by = stored.last_id, stored.last_by
+        self.last_message = stored.last_message
+        self.parent, self.parent_seq = stored.parent, stored.parent_seq
 
     def _set_last(self, last: UserMessageEvent | AgentMessageEvent | None) -> None:
         """Show this chat message as the last one."""

@@ -61,8 +61,12 @@ _NEW_STATUS: Final = StatusFold()
 _USAGES_MAX: Final = 16
 
 
-class Folded:
-    """A conversation's view, status, turns, metrics and task list at one seq of its log."""
+class Folded(ListedFold):
+    """A conversation's view, status, turns, metrics and task list at one seq of its log.
+
+    It also is the facts that lists show: as an object of their own, they would be one more for the
+    garbage collector to look at.
+    """
 
     __slots__ = (
         "_answered_response",
@@ -77,7 +81,6 @@ class Folded:
         "is_turn_too_long",
         "iteration",
         "limits",
-        "listed",
         "recently_seen",
         "restored_seq",
         "seq",
@@ -87,6 +90,7 @@ class Folded:
     )
 
     def __init__(self, *, limits: Limits = Limits()) -> None:
+        super().__init__()
         self.seq = 0
         """The seq of the last event that was folded; 0 before the first."""
         self.restored_seq = 0
@@ -103,8 +107,6 @@ class Folded:
         self.task_list: tuple[Task, ...] = ()
         self.details = _NO_DETAILS
         """The title, the labels, and the user whose conversation it is."""
-        self.listed = ListedFold()
-        """The times, the last message and the parent, as lists show them."""
         self.iteration = 0
         """How many steps were finished in the turn that runs, or ran last."""
         self.answers = 0
@@ -184,7 +186,7 @@ class Folded:
         return make_listing(
             self.seq,
             details=self.details,
-            listed=self.listed,
+            listed=self,
             status=self.agent_execution_status,
             turns=self.turns,
             open_calls=self.admission.open_calls,
@@ -236,7 +238,7 @@ class Folded:
         if event_id > self.event_id_max:  # noqa: PLR1730 - `max` takes three times as long
             self.event_id_max = event_id
         if self.seq == 1:
-            self.listed.begin(event)
+            self.begin_listed(event)
         for step in _STEPS_OF_KIND.get(event.kind, _PASSED_OVER):
             step(self, event)
 
@@ -260,11 +262,8 @@ class Folded:
     def _fold_status(self, event: Event) -> None:
         self._status = self._status.fold(event)
 
-    def _fold_listed(self, event: Event) -> None:
-        self.listed.fold(event)
-
     def _retract_listed(self, event: RetractionEvent) -> None:
-        self.listed.retract(event, self.admission.events)
+        self.retract_listed(event, self.admission.events)
 
     def _fold_details(self, event: Event) -> None:
         self.details = self.details.fold(event)
@@ -309,7 +308,7 @@ class Folded:
         (_note_prompt, {"system_prompt"}),
         (_fold_turns, TURN_KINDS),
         (_fold_status, MOVING_KINDS),
-        (_fold_listed, ACTIVE_KINDS),
+        (ListedFold.fold_listed, ACTIVE_KINDS),
         (_retract_listed, {"retraction"}),
         (_fold_details, {CHANGE_KIND}),
         (_count_call, {"step_finished"}),
@@ -354,7 +353,7 @@ class Folded:
         self._metrics, self._new_usages = folds.metrics, ()
         self.task_list = folds.task_list
         self.details = folds.details
-        self.listed = folds.listed
+        self.restore_listed(folds.listed)
         self.iteration = folds.iteration
         self.answers = folds.answers
         self._answered_response = folds.answered_response
@@ -388,7 +387,7 @@ class Folded:
             metrics=self.metrics,
             task_list=self.task_list,
             details=self.details,
-            listed=self.listed,
+            listed=self.copy_listed(),
             iteration=self.iteration,
             answers=self.answers,
             answered_response=self._answered_response,
