@@ -11,13 +11,13 @@ into the log for another. That includes the senders of several events, of which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from turnkeeper.runtime import Refused
 
-from ..events import Event, ObservationLikeEvent
+from ..events import ActionEvent, Event, ObservationLikeEvent
 from .admission import AdmissionRefused, Violation
 
 __all__ = ["Parked", "Parking"]
@@ -93,9 +93,19 @@ class Parking(Generic[T]):
         """True if the call of a parked result has not come."""
         return any(parked.event.tool_call_id not in open_calls for parked in self._parked)
 
-    def take_ready(self, open_calls: Container[str]) -> tuple[Parked[T], ...]:
-        """Take the results whose calls have come, oldest first."""
-        return self._take(lambda parked: parked.event.tool_call_id in open_calls)
+    def take_ready(
+        self, open_calls: Container[str], appended: Collection[Event] = ()
+    ) -> tuple[Parked[T], ...]:
+        """Take the results whose calls have come, oldest first.
+
+        `appended`: the events of the newest command, whose calls may have come with their results.
+        """
+        calls = {event.tool_call_id for event in appended if isinstance(event, ActionEvent)}
+        return self._take(
+            lambda parked: (
+                parked.event.tool_call_id in open_calls or parked.event.tool_call_id in calls
+            )
+        )
 
     def take_forestalled(self, events: Sequence[Event]) -> tuple[Parked[T], ...]:
         """Take the results whose id or call these events have taken, oldest first."""

@@ -169,6 +169,34 @@ async def test_a_parked_result_that_is_sent_again_is_told_that_the_log_has_it() 
         assert not await chat.rejections()
 
 
+@pytest.mark.parametrize("is_same", [True, False], ids=["same", "another"])
+async def test_a_parked_result_whose_call_comes_with_a_result_is_answered_at_once(
+    is_same: bool,
+) -> None:
+    """It waited until it was overdue, and was refused although the log had it."""
+    parked, other = result("1"), result("1")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: list[object] = []
+
+        async def park() -> None:
+            try:
+                answers.append(await chat.append(parked, park=True))
+            except AdmissionRefused as refused:
+                answers.append(refused.violation.name)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(park)
+            await until_parked(conversations, 1)
+
+            await chat.append_all([call("1"), parked if is_same else other])
+
+        assert answers == [Duplicate(3) if is_same else "duplicate_tool_result"]
+        assert await log_of(chat) == ["u:go", "call", "result"]
+        assert len(await chat.rejections()) == (not is_same)
+
+
 async def test_a_parked_result_that_is_sent_again_without_park_waits_with_the_first() -> None:
     """It was refused and recorded as rejected, and got into the log when its call came."""
     again = result("1")
