@@ -444,6 +444,9 @@ class ConversationActor(Actor[Command | Query]):
                     taken.known_message = self._find_decided_message(message_id, decided)
                 if replaces is not None and taken.known_target is None:
                     taken.known_target = self._find_decided_message(replaces, decided)
+            case Append(event=UserMessageEvent(message_id=str(message_id))):
+                if taken.known_message is None:
+                    taken.known_message = self._find_decided_message(message_id, decided)
             case _:
                 pass
 

@@ -13,7 +13,8 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, verified
 from turnkeeper.actors import Appended, Duplicate, SQLiteJournal
 from turnkeeper.actors.core.limits import Limits
-from turnkeeper.actors.events import TaskListUpdatedEvent
+from turnkeeper.actors.errors import MessageIdConflict
+from turnkeeper.actors.events import TaskListUpdatedEvent, UserMessageEvent
 from turnkeeper.actors.journal import Record
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.runtime.testing import settle
@@ -64,6 +65,33 @@ async def test_a_resent_message_is_known_though_its_batch_made_the_table_forget_
             "3": False,
             "4": False,
         }
+
+
+async def test_a_message_appended_twice_in_one_batch_is_known_though_memory_has_let_it_go() -> None:
+    """The journal refused the whole batch, and the owner called that a bug of its own."""
+    journal, limits = HeldJournal(), Limits(known_messages_max=2)
+    async with verified(
+        HeldAgent(), journal=journal, limits=limits, queued_messages_max=1
+    ) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: dict[int, Appended | Duplicate | str] = {}
+
+        async def append(n: int, message_id: str) -> None:
+            try:
+                message = UserMessageEvent(content="by hand", message_id=message_id)
+                answers[n] = await chat.append(message)
+            except MessageIdConflict as conflict:
+                answers[n] = f"at {conflict.seq}"
+
+        journal.gate = anyio.Event()
+        async with anyio.create_task_group() as group:
+            for n, message_id in enumerate("12342", 2):  # all but the first are one batch
+                group.start_soon(append, n, message_id)
+                await settle()
+            journal.gate.set()
+
+        assert answers == {**{n: Appended(n) for n in range(2, 6)}, 6: "at 3"}
 
 
 @pytest.mark.anyio
