@@ -27,6 +27,7 @@ import anyio.lowlevel
 from turnkeeper.runtime import Effect, Message, Ports, Ref
 from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
 
+from ..core.admission import AdmissionRefused
 from ..core.commands import (
     BeginStep,
     Command,
@@ -143,6 +144,9 @@ class TurnOwner(Protocol):
 
     async def find_broken(self) -> tuple[str, ...]:
         """Return the events in the view that enforcement over the whole log would remove."""
+
+    async def find_result(self, tool_call_id: str) -> LoggedEvent | None:
+        """Return the result of this call, if it is in the view."""
 
     def check_lease(self) -> None:
         """Raise `LeaseExpired` if another process may own the conversation by now."""
@@ -493,9 +497,11 @@ class TurnContext:
         """Run calls that are in the log, concurrently; return their results in the order of calls.
 
         `run` is called with each of `actions`. A result is durable as soon as its call has ended,
-        whatever the others do. If `run` raises, the result is that error. If this is cancelled, so
-        are the running calls; they stay open, and the owner answers them when the turn ends, with a
-        result which says that the call may have happened.
+        whatever the others do. If `run` raises, the result is that error. If the result of a call
+        was appended by hand while it ran, that one stays, and is returned; the call's own is kept
+        among `Conversation.rejections`. If this is cancelled, so are the running calls; they stay
+        open, and the owner answers them when the turn ends, with a result which says that the call
+        may have happened.
         """
         results: dict[str, LoggedEvent] = {}
         try:
@@ -503,8 +509,8 @@ class TurnContext:
                 for action in actions:
                     group.start_soon(self._run_call, action, run, results)
         except ExceptionGroup as failed:
-            # A tool's failure is its result, so these are refusals by the owner, which are the same
-            # for every call of the turn.
+            # A tool's failure is its result, so these are refusals by the owner. But for rare ones,
+            # they are the same for every call of the turn.
             raise failed.exceptions[0] from None
         return [results[action.id] for action in actions]
 
@@ -563,7 +569,12 @@ class TurnContext:
                 content=storable(result.content),
                 is_error=result.is_error,
             )
-        results[action.id] = (await self._append(observation))[0]
+        try:
+            results[action.id] = (await self._append(observation))[0]
+        except AdmissionRefused:
+            if (by_hand := await self._owner.find_result(action.tool_call_id)) is None:
+                raise
+            results[action.id] = by_hand
 
     async def _append(
         self, *events: Event, suspends: bool = False, ends: bool = False

@@ -101,6 +101,7 @@ from ..errors import (
     TurnSuspended,
 )
 from ..events import (
+    RESULT_CLASSES,
     ActionEvent,
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
@@ -1121,6 +1122,13 @@ class ConversationActor(Actor[Command | Query]):
         state, _ = load.finish()
         kept = {event.id for event in state.view}
         return tuple(event.id for event in view if event.id not in kept)
+
+    async def find_result(self, tool_call_id: str) -> LoggedEvent | None:
+        """Return the result of this call, if it is in the view."""
+        for event in reversed(self.view):
+            if isinstance(event, RESULT_CLASSES) and event.tool_call_id == tool_call_id:
+                return (await self._look_up_events([event.id])).get(event.id)
+        return None
 
 
 def _between_deletions(

@@ -15,6 +15,7 @@ from turnkeeper.actors import (
     ModelResponse,
     ScriptedModel,
     ToolAgent,
+    ToolCall,
     TurnContext,
     agent,
 )
@@ -74,6 +75,42 @@ async def test_a_call_by_hand_does_not_keep_the_answer_of_a_running_turn_out() -
         held.release("now")
         assert await turn.reply() == "a(now)"
         assert await log_of(chat) == ["u:now", "call", "result", "a:a(now)"]
+
+
+async def test_a_result_by_hand_for_a_call_that_runs_stays_and_leaves_the_other_calls_alone() -> (
+    None
+):
+    """The call's own result was refused, which cancelled the other call and failed the turn."""
+    is_running, may_end = anyio.Event(), {"one": anyio.Event(), "two": anyio.Event()}
+    results: list[str] = []
+
+    async def run(action: ActionEvent) -> str:
+        is_running.set()
+        await may_end[action.tool_name].wait()
+        return f"own {action.tool_name}"
+
+    @agent
+    async def calls_two(turn: TurnContext) -> None:
+        logged = await turn.call_tools([ToolCall("one"), ToolCall("two")], run)
+        results.extend(f"{seq} {getattr(event, 'content', '')}" for seq, event in logged)
+        await turn.say("done")
+
+    async with verified(calls_two, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("go")
+        await is_running.wait()
+        one, _ = [event for event in await chat.view() if isinstance(event, ActionEvent)]
+
+        await chat.append(ObservationEvent(tool_call_id=one.tool_call_id, content="by hand"))
+        may_end["one"].set()
+        while not (rejections := await chat.rejections()):
+            await anyio.lowlevel.checkpoint()
+        may_end["two"].set()
+
+        assert await turn.reply() == "done"
+        assert results == ["5 by hand", "6 own two"]
+        assert await log_of(chat) == ["u:go", "call", "call", "result", "result", "a:done"]
+        assert [each.violation for each in rejections] == ["duplicate_tool_result"]
 
 
 class Batches(WatchedJournal):
