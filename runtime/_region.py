@@ -89,7 +89,7 @@ class Region(Supervisor, Generic[M]):
         return tuple(self._cells)
 
     async def passivate(self, key: str) -> bool:
-        """Passivate an actor now, if it is idle; True if it has gone."""
+        """Passivate an actor now, if it is idle; True if it has gone and is not active anew."""
         cell = self._cells.get(key)
         if cell is None:
             return True
@@ -98,7 +98,7 @@ class Region(Supervisor, Generic[M]):
         settled = cell.when_settled()
         self._passivate(cell)
         await settled.wait()
-        return cell.phase is ENDED
+        return key not in self._cells
 
     async def stop_actor(self, key: str) -> None:
         """Stop an active actor and hand back its mail; the next message activates it anew."""

@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-import anyio
-
 from turnkeeper.runtime import Region
 
 from ..core.admission import Appended, Duplicate
@@ -69,7 +67,7 @@ from ..events import (
     UserMessageEvent,
 )
 from ..journal import Journal, Listing, ListQuery, Rejection
-from ..owner.actor import Setup
+from ..owner.actor import Forking, Setup
 from ..owner.loading import load_state
 from ..owner.nodes import ask_owner
 from ..owner.subscriptions import EventReader
@@ -599,8 +597,8 @@ class Conversation:
 
     async def _ask_later(self, command: FromOutside[R]) -> R:
         """Ask the owner once no fork is being made under this name."""
-        while (fork_made := self._setup.forking.get(self.conversation_id)) is not None:
-            await fork_made.wait()
+        while (forking := self._setup.forking.get(self.conversation_id)) is not None:
+            await forking.made.wait()
         return await self._ask(command)
 
     def _turn(self, sent: Sent) -> Turn:
@@ -655,14 +653,15 @@ class Conversation:
         """
         forking = self._setup.forking
         while (other := forking.get(fork_id)) is not None:
-            await other.wait()
-        forking[fork_id] = fork_made = anyio.Event()
+            await other.made.wait()
+        forking[fork_id] = this = Forking()
         try:
             await self._check_free(fork_id)
+            this.is_free = True  # there was no await since no owner was active
             yield
         finally:
             del forking[fork_id]
-            fork_made.set()
+            this.made.set()
 
     async def _check_free(self, fork_id: str) -> None:
         while True:

@@ -123,7 +123,7 @@ from .nodes import NodeLink
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
 
-__all__ = ["ConversationActor", "Setup", "Verify"]
+__all__ = ["ConversationActor", "Forking", "Setup", "Verify"]
 
 T = TypeVar("T")
 Failure = TypeVar("Failure", bound=Exception)
@@ -148,6 +148,17 @@ _LEAVING_CALLS_OPEN = (
 )
 
 
+@dataclass(slots=True)
+class Forking:
+    """A fork that is being made. The commands of handles of its name wait until it is made."""
+
+    made: anyio.Event = field(default_factory=anyio.Event)
+    """Set also if it could not be made."""
+    is_free: bool = False
+    """True once its name was found free: from then on, owners of the name wait before they begin.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The settings and services that all conversations of one `Conversations` share."""
@@ -165,8 +176,8 @@ class Setup:
     drain: Drain
     watching: Watching
     node_link: NodeLink
-    forking: dict[str, anyio.Event] = field(default_factory=dict)
-    """The names that forks are being made under; commands to these wait until the fork is made."""
+    forking: dict[str, Forking] = field(default_factory=dict)
+    """The forks that are being made, by their names."""
 
 
 _NOTHING = Decision()
@@ -758,6 +769,10 @@ class ConversationActor(Actor[Command | Query]):
     async def _open(self) -> None:
         """Claim the log as it is now, and end or resume the turn that the last owner left."""
         journal = self._setup.journal
+        # An owner that began before the fork would go on with an empty log.
+        forking = self._setup.forking.get(self._conversation_id)
+        if forking is not None and forking.is_free:
+            await forking.made.wait()
         # The claim comes first: once it returns, an append of an older owner has either landed, and
         # is read below, or is refused for good.
         self._claimed_at = self._setup.ports.monotonic()

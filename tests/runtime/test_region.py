@@ -351,6 +351,27 @@ async def test_the_watchers_of_all_keys_hear_of_the_end_of_their_region() -> Non
         assert region._watchers == {}
 
 
+async def test_an_actor_that_is_active_anew_before_its_passivation_is_told_has_not_gone() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        await region["a"].ask(Get())
+
+        async def send_once_it_is_gone() -> None:
+            while "a" in region.active:
+                await anyio.lowlevel.checkpoint()
+            region["a"].tell_nowait(Add())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(send_once_it_is_gone)
+            await anyio.lowlevel.checkpoint()
+
+            has_gone = await region.passivate("a")
+
+            assert has_gone is ("a" not in region.active)
+            tasks.cancel_scope.cancel()
+
+
 async def test_a_watch_on_a_key_outlives_passivation() -> None:
     notices: Probe[Terminated] = Probe()
     async with Runtime() as runtime:

@@ -336,6 +336,33 @@ async def test_a_message_that_comes_while_a_fork_is_made_goes_into_the_fork() ->
         assert await log_of(conversations["d"]) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
 
 
+async def test_a_turn_of_a_deleted_conversation_that_is_cancelled_while_a_fork_takes_its_name() -> (
+    None
+):
+    """It started an owner beside the fork, for which the conversation did not exist."""
+    journal = HeldCalls("fork")
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat, deleted = conversations["c"], await conversations["d"].send("gone")
+        await deleted.end()
+        await conversations.delete("d")
+        await (await chat.send("A")).end()
+        async with anyio.create_task_group() as both:
+            both.start_soon(chat.fork, "d")
+            await journal.reached.wait()
+
+            async def cancel() -> None:
+                assert await deleted.cancel() is False
+
+            both.start_soon(cancel)
+            await anyio.wait_all_tasks_blocked()
+            journal.gate.set()
+
+        fork = conversations["d"]
+        assert len(await fork.view()) == 2
+        await (await fork.send("B")).end()
+        assert await log_of(fork) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
 async def test_a_fork_takes_a_name_under_which_a_command_found_no_conversation() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         await (await conversations["c"].send("A")).end()
