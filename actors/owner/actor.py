@@ -20,6 +20,7 @@ the process, and kept over an interrupt.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -93,6 +94,7 @@ from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
     CorruptLog,
+    Fenced,
     EventIdConflict,
     LeaseExpired,
     ResultNotKept,
@@ -298,6 +300,8 @@ class ConversationActor(Actor[Command | Query]):
                     await self._refuse_places(records, seqs)
             else:
                 # A write proves that no rival has taken over; without one, the lease has to.
+                if not self._working.state.seq:
+                    await self._check_is_empty()
                 self.check_lease()
 
             # 4. Publish, and answer the callers. 5. Start effects.
@@ -614,6 +618,18 @@ class ConversationActor(Actor[Command | Query]):
             is_unfinished=working.state.turns.has_work,
         )
 
+    async def _check_is_empty(self) -> None:
+        """Raise `Fenced` if the log has begun: a fork takes a name whose log is empty from us."""
+        with suppress(ConversationNotFound):
+            found = await self._setup.journal.info(self._conversation_id)
+            raise Fenced(
+                self._conversation_id,
+                epoch=self._working.epoch,
+                expected_seq=1,
+                found_epoch=found.epoch,
+                head=found.head,
+            )
+
     def _are_in_place(self, records: Sequence[Record], seqs: Sequence[int]) -> bool:
         """True if the journal has the events where they were decided."""
         last = self._working.state.seq
@@ -648,6 +664,9 @@ class ConversationActor(Actor[Command | Query]):
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
+        if not seq and self._seq:
+            self._setup.subscriptions.owner_began(self._conversation_id, self, (0, None))
+            self.doubt()  # the lease may have been lost since the commit, before readers were here
         events: list[LoggedEvent] = []
         for one in decided:
             decision = one.decision
@@ -800,8 +819,10 @@ class ConversationActor(Actor[Command | Query]):
         newest = await self._find_newest()
         self.check_lease()  # there is no await from here to the end
         # Last, because `on_stop`, which takes it back, is not called if the start fails. Readers
-        # find in the log what the last owner committed and could not publish.
-        self._setup.subscriptions.owner_began(self._conversation_id, self, newest)
+        # find in the log what the last owner committed and could not publish. As long as the log is
+        # empty, readers follow the journal: another process may fork to this name.
+        if self._working.state.seq:
+            self._setup.subscriptions.owner_began(self._conversation_id, self, newest)
 
     async def _find_newest(self) -> tuple[int, str] | None:
         """Return the seq and the id of the newest event; None without events or readers here.
@@ -882,6 +903,7 @@ class ConversationActor(Actor[Command | Query]):
         self._working.recent.clear()  # no reader may begin with deleted events during `_open`
         gone = ConversationDeleted(self._conversation_id)
         self._setup.subscriptions.deleted(self._conversation_id)
+        self._setup.subscriptions.owner_ended(self._conversation_id, is_wanted=False)
         waiting = list(self._held)
         if self._parking is not None:
             waiting += (parked.ticket for parked in self._parking.take_all())

@@ -221,12 +221,12 @@ class Subscriptions:
         return conversation_id in self._readers
 
     def owner_began(
-        self, conversation_id: str, owner: LiveOwner, newest: tuple[int, str] | None = None
+        self, conversation_id: str, owner: LiveOwner, newest: tuple[int, str | None] | None = None
     ) -> None:
         """Send readers to the journal for events that an earlier owner could not publish.
 
-        `newest`: the seq and the id of the log's newest event, if the owner knows them. Readers
-        that have yielded it are not sent.
+        `newest`: the seq and the id of the log's newest event, if the owner knows them; 0 and None
+        for an empty log. Readers that have yielded it are not sent.
         """
         self._owned[conversation_id] = owner
         self._unheard.discard(conversation_id)
@@ -585,7 +585,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         if self._log.seq < seq and (leader is None or leader is self):
             self.look()
 
-    def owner_began(self, newest: tuple[int, str] | None) -> None:
+    def owner_began(self, newest: tuple[int, str | None] | None) -> None:
         """Note that an owner has begun in this process; look at the journal if this is behind it.
 
         A reader that has yielded the newest event has missed nothing. The id tells the log from one

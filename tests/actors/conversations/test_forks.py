@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
 
+from tests.actors.conversations.stores import SHARED, store
 from tests.actors.conversations.worlds import HeldAgent, brief, log_of, verified
 from turnkeeper.actors import (
     Conversation,
@@ -22,11 +24,14 @@ from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
+    Fenced,
     InvalidInput,
     JournalUnavailable,
+    NotConfirmable,
+    OwnedElsewhere,
     ResultNotKept,
 )
-from turnkeeper.actors.events import ObservationEvent
+from turnkeeper.actors.events import LoggedEvent, ObservationEvent
 from turnkeeper.actors.journal import Claim, ConversationInfo, Listing, Record
 from turnkeeper.runtime.testing import settle
 
@@ -373,6 +378,45 @@ async def test_a_fork_takes_a_name_under_which_a_command_found_no_conversation()
 
         await (await fork.send("B")).end()
         assert await log_of(fork) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("how", ["refused", "deleted"])
+async def test_a_fork_takes_a_name_from_another_process_whose_log_of_it_is_empty(
+    kind: str, how: str, tmp_path: Path
+) -> None:
+    """There, it did not exist, and its readers waited, until that owner was passivated."""
+    with store(kind, tmp_path) as opens:
+        async with (
+            Conversations(HeldAgent(), journal=opens()) as here,
+            Conversations(HeldAgent(), journal=opens()) as there,
+        ):
+            await (await here["c"].send("A")).end()
+            taken = there["d"]
+            if how == "deleted":
+                await (await taken.send("gone")).end()
+                await there.delete("d")
+            else:
+                with pytest.raises(NotConfirmable):
+                    await taken.answer({"call": True})
+            read: list[LoggedEvent] = []
+
+            async with anyio.create_task_group() as group:
+                reader = taken.events()
+
+                async def follow() -> None:
+                    with anyio.fail_after(20):
+                        read.append(await anext(reader))
+
+                group.start_soon(follow)
+                await settle()
+                await here["c"].fork("d")
+
+            assert [logged.seq for logged in read] == [1]
+            with pytest.raises(Fenced):
+                await taken.view()
+            with pytest.raises(OwnedElsewhere):
+                await taken.interrupt()
 
 
 @pytest.mark.parametrize("at", [-1, 0, 5])
