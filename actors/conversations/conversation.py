@@ -48,6 +48,7 @@ from ..errors import (
     ConversationExists,
     ConversationNotFound,
     ConversationsClosed,
+    CorruptLog,
     InvalidInput,
     MessageNotFound,
     NothingToRetract,
@@ -380,13 +381,23 @@ class Conversation:
         """
         if seq is not None:
             check_whole("at", seq)
-        head = (await self._journal.info(self.conversation_id)).head
-        if seq is None:
-            seq = head
-        if not 0 <= seq <= head:
-            raise _no_such_seq(self.conversation_id, seq, 0, head)
-        state, _ = await load_state(self._journal, self.conversation_id, seq)
-        return state
+        info = await self._journal.info(self.conversation_id)
+        while True:
+            upto = info.head if seq is None else seq
+            if not 0 <= upto <= info.head:
+                raise _no_such_seq(self.conversation_id, upto, 0, info.head)
+            found: Folded | CorruptLog
+            try:
+                found, _ = await load_state(self._journal, self.conversation_id, upto)
+            except CorruptLog as damage:
+                found = damage
+            before, info = info, await self._journal.info(self.conversation_id)
+            if info.epoch == before.epoch:
+                if isinstance(found, CorruptLog):
+                    raise found
+                return found
+            # Another owner has begun meanwhile. The conversation may have been deleted and begun
+            # anew: then a snapshot of one log and records of another were read.
 
     async def steps(self) -> Sequence[Step]:
         """Return the model calls of the conversation, oldest first.

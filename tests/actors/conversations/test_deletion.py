@@ -504,3 +504,39 @@ async def test_deleting_in_a_file_leaves_nothing_of_the_text(tmp_path: Path) -> 
 
         assert deletion.is_erased
         assert not [file for file in tmp_path.iterdir() if b"secret word" in file.read_bytes()]
+
+
+class Swapped(MemoryJournal):
+    """While the snapshot of "d" is read, deletes "d" and forks "c" to its name."""
+
+    conversations: Conversations | None = None
+
+    async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
+        snapshot = await super().read_snapshot(conversation_id)
+        if conversation_id == "d" and self.conversations is not None:
+            assert snapshot is not None
+            conversations, self.conversations = self.conversations, None
+            await conversations.delete("d")
+            await conversations["c"].fork("d")
+        return snapshot
+
+
+@pytest.mark.parametrize("at", [None, 8])
+async def test_a_state_is_of_one_log_though_its_conversation_is_deleted_and_begun_anew_meanwhile(
+    at: int | None,
+) -> None:
+    """It had the messages of the deleted conversation, and then those of the other one."""
+    journal = Swapped()
+    limits = Limits(snapshot_events=4)
+    async with verified(HeldAgent(), journal=journal, limits=limits) as conversations:
+        for text in ("A", "B", "C", "D"):
+            await (await conversations["c"].send(text)).end()
+        for text in ("x", "y", "z"):
+            await (await conversations["d"].send(text)).end()
+        await settle()
+        journal.conversations = conversations
+
+        state = await conversations["d"].at(at)
+
+        said = [getattr(event, "content", "") for event in state.view]
+        assert said == ["A", "a(A)", "B", "a(B)", "C", "a(C)", "D", "a(D)"][: at and at // 2]
