@@ -13,11 +13,8 @@ Published events go into a reader's bounded buffer. A slow reader falls back to 
 delaying any other. The reader of a turn that has just begun takes its first events from the memory
 of the owner here.
 
-Without an owner in this process, another process may own the conversation. Then one reader leads
-all that wait at the same place of the log: it waits for the journal to have more, or for an owner
-here, and gives the others the page that it reads. Invariant: if no owner is here, one of the
-readers that wait at a place leads, or was woken to lead. A reader that begins to wait leads if no
-other does; one that leaves its wait, even if it is cancelled, chooses the next.
+Without an owner in this process, another process may own the conversation. Then one of the readers
+that wait at the same place of the log asks the journal for all of them (`leaders.py`).
 
 Pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. The
 pieces of another process come from that process, if it can be asked (`nodes.py`), and are kept in
@@ -38,7 +35,7 @@ from collections.abc import (
     Sequence,
 )
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import anyio
 
@@ -53,6 +50,7 @@ from ..errors import (
 )
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
+from .leaders import Leaders, Place
 from .live_answer import LiveAnswer, PieceCursor
 from .log_cursor import BEHIND, CURRENT, DELETED, ENDING, LogCursor, Signal
 
@@ -77,10 +75,6 @@ class LiveOwner(Protocol):
         """Return all committed events above `seq`; none if memory does not have all of them."""
 
 
-Place: TypeAlias = tuple[str, int, str | None]
-"""A place in a log: the conversation, and the seq and the id of the event that was yielded last."""
-
-
 class Subscriptions:
     """All live readers of all conversations in this process. Used from one event loop only."""
 
@@ -96,8 +90,7 @@ class Subscriptions:
         """The answers that owners here are writing."""
         self._owned: dict[str, LiveOwner] = {}
         """The conversations with an owner here."""
-        self._leaders: dict[Place, EventReader] = {}
-        """The readers that follow the journal, each for all readers that wait at its place."""
+        self.leaders = Leaders(self._owned, self._live)
         self._claim_at: dict[str, float] = {}
         """When all readers of a conversation that another process owns try next to claim it: at the
         same time, so that one claim answers them all."""
@@ -256,7 +249,7 @@ class Subscriptions:
             if reader.owner_ended(is_wanted=is_wanted):
                 places[reader.place] = None
         for place in places:
-            self.choose_leader(place)
+            self.leaders.choose(place)
 
     def claim_at(self, conversation_id: str) -> float:
         """Return the time at which a reader may claim this conversation; -inf: at once."""
@@ -265,41 +258,6 @@ class Subscriptions:
     def claim_refused(self, conversation_id: str) -> None:
         """Note that another process owns this conversation; no reader claims it for a while."""
         self._claim_at[conversation_id] = anyio.current_time() + OWNER_ASKED_EVERY_S
-
-    def leader_at(self, place: Place) -> EventReader | None:
-        """Return the reader that leads at this place, if one does."""
-        return self._leaders.get(place)
-
-    def lead(self, place: Place, reader: EventReader) -> None:
-        """Let a reader lead at this place, until `stop_leading`."""
-        self._leaders[place] = reader
-
-    def stop_leading(self, place: Place) -> None:
-        """End the lead of the reader that leads at this place, and choose another one."""
-        del self._leaders[place]
-        self.choose_leader(place)
-
-    def choose_leader(self, place: Place) -> None:
-        """Wake one reader that waits at this place, to lead; none if an owner is here."""
-        if place[0] in self._owned or place in self._leaders:
-            return
-        for reader in self._live(place[0]):
-            if reader.try_choose(place):
-                return
-
-    def share(self, place: Place, cursor_id: str | None, page: Collection[StoredRecord]) -> None:
-        """Give a page that was read at this place to the readers that wait there.
-
-        `cursor_id`: the id of the event at the place, as it was read.
-        """
-        for reader in self._live(place[0]):
-            reader.take_page(place, cursor_id, page)
-
-    def look_at(self, place: Place) -> None:
-        """Send the readers that wait at this place to the journal: one could not read for all."""
-        for reader in self._live(place[0]):
-            if reader.waits_at(place):
-                reader.look()
 
     def deleted(self, conversation_id: str) -> None:
         """End the readers of a conversation that was deleted."""
@@ -581,7 +539,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def look_for(self, seq: int) -> None:
         """Look at the journal if the event at `seq` was not yielded yet, or let the leader look."""
-        leader = self._subscriptions.leader_at(self.place) if self.is_waiting else None
+        leader = self._subscriptions.leaders.at(self.place) if self.is_waiting else None
         if self._log.seq < seq and (leader is None or leader is self):
             self.look()
 
@@ -730,12 +688,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
         if self._is_chosen:
             self._is_chosen = False
             if not will_lead:
-                self._subscriptions.choose_leader(self.place)
+                self._subscriptions.leaders.choose(self.place)
 
     def _wait(self) -> Awaitable[None]:
         # There was no await since the reader found nothing, so no offer is missed.
         if self._conversation_id not in self._owned:
-            if self._subscriptions.leader_at(self.place) is None:
+            if self._subscriptions.leaders.at(self.place) is None:
                 return self._lead()
             if self.wants_relay:
                 self._ask_for_pieces()
@@ -749,8 +707,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     async def _lead(self) -> None:
         """Follow the journal until it has more, for all readers that wait at this place."""
-        place = self.place
-        self._subscriptions.lead(place, self)
+        place, leaders = self.place, self._subscriptions.leaders
+        leaders.begin(place, self)
         try:
             is_answering = self._pieces is not None and self._pieces.is_answering
             # While another process writes an answer, its next piece comes soon: do not query.
@@ -760,11 +718,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 try:
                     await self._log.read_page()
                 except Exception:
-                    self._subscriptions.look_at(place)
+                    leaders.send_to_journal(place)
                     raise
-                self._subscriptions.share(place, self._log.event_id, self._log.page)
+                leaders.share(place, self._log.event_id, self._log.page)
         finally:
-            self._subscriptions.stop_leading(place)
+            leaders.end(place)
 
     async def _follow(self) -> None:
         """Wait for another process to write, or for an owner here."""

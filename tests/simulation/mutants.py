@@ -573,7 +573,7 @@ PROMISES = [
         "readers are not told that their owner has ended",
         Subscriptions,
         "_leave_to_journal",
-        "self.choose_leader(place)",
+        "self.leaders.choose(place)",
         "pass",
         test="tests/actors/owner/test_following.py::"
         "test_a_reader_that_waits_for_an_owner_here_follows_the_next_one_elsewhere",
@@ -582,7 +582,7 @@ PROMISES = [
         "a reader that was chosen to lead leaves without another in its place",
         EventReader,
         "_leave_wait",
-        "self._subscriptions.choose_leader(self.place)",
+        "self._subscriptions.leaders.choose(self.place)",
         "pass",
         test="tests/actors/owner/test_leading_readers.py::"
         "test_another_reader_leads_when_the_one_that_leads_or_is_to_lead_leaves",

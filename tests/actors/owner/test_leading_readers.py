@@ -323,13 +323,13 @@ async def test_no_reader_follows_the_journal_beside_an_owner_here(answers: bool)
             if answers:  # then the leader waits for the next piece before it asks the journal
                 readers.relay_piece("c", TextDelta(2, "t", 0, 1, 0, "one "), 1)
                 await settle()
-            assert readers.leader_at(reader.place) is reader
+            assert readers.leaders.at(reader.place) is reader
 
             place, newest = reader.place, (1, reader.place[2] or "")
             readers.owner_began("c", Owner(), newest)
             await settle()
 
-            assert readers.leader_at(place) is None
+            assert readers.leaders.at(place) is None
             assert reader.place == place
             assert follower.found == ([1, "one "] if answers else [1])
 
