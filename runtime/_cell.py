@@ -36,7 +36,7 @@ from ._failures import as_failure, error_for_asker
 from ._hooks import NO_TRAITS
 from ._incarnation import UNANSWERED, Incarnation
 from ._inside import run_inside
-from ._lifecycle import ENDED, LIVE, After, Phase, is_over, is_waiting, phase_after, step
+from ._lifecycle import ENDED, LIVE, After, Phase, is_over, is_waiting, phase_after, transition
 from ._mailbox import NO_MAIL, SPARE_LANES_MAX, Mailbox, MailboxSettings
 from ._messages import Ask, Delivery, Firing, Item, Order, OrderKind
 from ._pool import Resident
@@ -271,7 +271,7 @@ class Cell(Mailbox):
         """Stop the actor after its current message; return at once."""
         self.system.check_home(self.name)
         if self.at_rest and self._has_nothing_to_clean_up:
-            self.phase = step(self.phase, Phase.STOPPING)
+            self.phase = transition(self.phase, Phase.STOPPING)
             self.end(None)
             return
         self.give_order(Order(OrderKind.STOP, None, reason, patient_until=patient_until))
@@ -574,7 +574,7 @@ class Cell(Mailbox):
         return True
 
     def _become_live(self) -> None:
-        self.phase = step(self.phase, LIVE)
+        self.phase = transition(self.phase, LIVE)
         self.is_inline = self.traits.is_inline and not self.spec.is_resident
         if self.restarts:
             self.system.events.publish(Restart(self.name, self.restarts))
@@ -699,7 +699,8 @@ class Cell(Mailbox):
             self.capacity, self.error = self.spec.mailbox.capacity, None
         ending = self.ending = Ending(after, delay_s, error, patient_until)
         ending.is_hook_begun = not is_started  # an actor that has not started has nothing to stop
-        self.phase = step(self.phase, Phase.STOPPING if after is After.END else Phase.CLEANING)
+        to = Phase.STOPPING if after is After.END else Phase.CLEANING
+        self.phase = transition(self.phase, to)
         self.is_inline = False
         if after is After.END:
             self.return_mail(reason or f"it has stopped: {type(error).__name__}")
@@ -782,7 +783,7 @@ class Cell(Mailbox):
         if to is ENDED:
             self.end(error, is_passivated=after is After.PASSIVATE)
             return False
-        self.phase = step(self.phase, to)
+        self.phase = transition(self.phase, to)
         if to is Phase.STARTING:
             if after is After.START:
                 self.restarts += 1
@@ -817,7 +818,7 @@ class Cell(Mailbox):
     def _begin_again(self) -> None:
         self._alarm = None
         self.restarts += 1
-        self.phase = step(self.phase, Phase.STARTING)
+        self.phase = transition(self.phase, Phase.STARTING)
         self.submit()
 
     def _end_refusal(self) -> None:
@@ -834,7 +835,7 @@ class Cell(Mailbox):
         """Remove the cell: from the directory, from its supervisor, from memory."""
         if self.phase is ENDED:
             return
-        self.phase = step(self.phase, ENDED)
+        self.phase = transition(self.phase, ENDED)
         self.at_rest = self.is_parked = self.is_inline = False
         self.return_mail("it has stopped")
         self._unwatch()

@@ -1,7 +1,7 @@
 """The phases of a cell, and the one table of what may follow each. Pure.
 
-`TRANSITIONS` is all there is: a cell takes no other step, and `step` refuses one that the table
-lacks. How mail and orders are treated in each phase stands beside it.
+A cell makes the transitions of `TRANSITIONS` and no other: `transition` refuses the rest. How mail
+and orders are treated in each phase stands beside the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "is_over",
     "is_waiting",
     "phase_after",
-    "step",
+    "transition",
 ]
 
 
@@ -131,7 +131,7 @@ MAIL: Final[Mapping[Phase, Mail]] = {
 }
 
 
-def step(phase: Phase, to: Phase) -> Phase:
+def transition(phase: Phase, to: Phase) -> Phase:
     """Return `to`; fail if the table does not lead there."""
     assert to in TRANSITIONS[phase], f"no transition from {phase.value} to {to.value}"
     return to

@@ -14,7 +14,7 @@ from turnkeeper.runtime._lifecycle import (
     is_over,
     is_waiting,
     phase_after,
-    step,
+    transition,
 )
 
 # Written out once more, by hand: a change of the table has to be meant.
@@ -31,13 +31,13 @@ LEGAL = {
 
 
 @pytest.mark.parametrize(("phase", "to"), list(product(Phase, Phase)))
-def test_a_cell_takes_the_steps_of_the_table_and_no_other(phase: Phase, to: Phase) -> None:
+def test_a_cell_takes_the_transitions_of_the_table_and_no_other(phase: Phase, to: Phase) -> None:
     if to.name in LEGAL[phase].split():
-        assert step(phase, to) is to
+        assert transition(phase, to) is to
         assert TRANSITIONS[phase][to], "each transition says what leads there"
     else:
         with pytest.raises(AssertionError, match=f"from {phase.value} to {to.value}"):
-            step(phase, to)
+            transition(phase, to)
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -51,7 +51,7 @@ def test_an_actor_becomes_live_only_by_starting(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize(("after", "has_mail"), list(product(After, (False, True))))
-def test_what_follows_a_clean_up_is_a_step_of_the_table(after: After, *, has_mail: bool) -> None:
+def test_what_follows_a_clean_up_is_in_the_table(after: After, *, has_mail: bool) -> None:
     to = phase_after(after, has_mail=has_mail)
 
     begun = Phase.STOPPING if after is After.END else Phase.CLEANING
