@@ -7,7 +7,7 @@ functions here add events to a `Draft`; those that return a `Decision` end it.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, TypeGuard, assert_never
 
@@ -380,20 +380,9 @@ def _retract_from(draft: Draft, message_id: str, why: str) -> None:
         raise NotReplaceable(name, message_id, "joined")
     if state.is_condensed_from(at):
         raise NotReplaceable(name, message_id, "condensed")
-    trial = Draft(working, draft.stamp)
-    if running is not None:
-        _close(trial, running, why)
-    of_turns = [e for e in view[at:] if e.turn_id and not isinstance(e, SystemPromptEvent)]
-    closing = filter(is_seen_by_model, trial.events)
-    retracted = tuple(event.id for event in (*of_turns, *closing))
-    _queue_again(trial, running)
-    turn_id = None if running is None else running.turn_id
-    trial.add(RetractionEvent, turn_id=turn_id, retracted_event_ids=retracted)
-    if running is not None:
-        trial.add(TurnEndedEvent, turn_id=turn_id, outcome="rolled_back", detail=why)
-    if state.admission.check(trial.events) is not None:
+    of_turns = [e.id for e in view[at:] if e.turn_id and not isinstance(e, SystemPromptEvent)]
+    if not _take_out(draft, of_turns, running, why):
         raise NotReplaceable(name, message_id, "by_hand")
-    draft.extend(trial.events)
 
 
 def begin_log(draft: Draft, expected: Expected | None) -> None:
@@ -641,7 +630,7 @@ def _answer(draft: Draft, command: Answer) -> Decision:
     unanswered = tuple(c for c in awaiting if c in working.state.admission.open_calls)
     for tool_call_id in unanswered:
         if tool_call_id in rejected:
-            _reject(draft, (tool_call_id,), running.turn_id, _reason(answers, tool_call_id))
+            _reject(draft, tool_call_id, running.turn_id, _reason(answers, tool_call_id))
     if turns.is_paused:
         return draft.decision(reply=True)
     return _go_on(
@@ -794,30 +783,40 @@ def _interrupt(
 
 
 def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
-    """End the running turn and take it out of the view; False if all of it cannot leave any more.
-
-    The chat messages that had joined it wait again, each for a turn of its own.
-    """
-    state = draft.working.state
-    in_view = state.running_turn_events()
+    """End the running turn and take it out of the view; False if not all of it can leave."""
+    in_view = draft.working.state.running_turn_events()
     if in_view is None:
         return False
+    return _take_out(draft, in_view, running, why)
+
+
+def _take_out(
+    draft: Draft, event_ids: Sequence[str], running: RunningTurn | None, why: str
+) -> bool:
+    """Take these events out of the view, and with them the turn that runs, which ends.
+
+    The chat messages that had joined it wait again. If an event that was appended by hand is tied
+    to what would leave, return False and add nothing.
+    """
     trial = Draft(draft.working, draft.stamp)
-    _close(trial, running, why)
-    closing = tuple(event.id for event in trial.events if is_seen_by_model(event))
-    _queue_again(trial, running)
-    trial.add(RetractionEvent, turn_id=running.turn_id, retracted_event_ids=(*in_view, *closing))
-    trial.add(TurnEndedEvent, turn_id=running.turn_id, outcome="rolled_back", detail=why)
-    # An event that was appended by hand around the turn may be tied to a part of it.
-    if state.admission.check(trial.events) is not None:
+    if running is not None:
+        _close(trial, running, why)
+    closing = [event.id for event in trial.events if is_seen_by_model(event)]
+    if running is not None:
+        _queue_again(trial, running)
+    turn_id = None if running is None else running.turn_id
+    trial.add(RetractionEvent, turn_id=turn_id, retracted_event_ids=(*event_ids, *closing))
+    if running is not None:
+        trial.add(TurnEndedEvent, turn_id=turn_id, outcome="rolled_back", detail=why)
+    if draft.working.state.admission.check(trial.events) is not None:
         return False
     draft.extend(trial.events)
     return True
 
 
-def _queue_again(draft: Draft, running: RunningTurn | None) -> None:
+def _queue_again(draft: Draft, running: RunningTurn) -> None:
     """Let the chat messages that had joined a turn wait again, each for a turn of its own."""
-    for message in () if running is None else running.messages[1:]:
+    for message in running.messages[1:]:
         if message.message_id is not None:
             draft.add(
                 MessageQueuedEvent,
@@ -853,7 +852,7 @@ def _close(
         if tool_call_id in answered:
             continue
         if tool_call_id in unstarted:
-            _reject(draft, (tool_call_id,), action.turn_id, f"not run: {why}")
+            _reject(draft, tool_call_id, action.turn_id, f"not run: {why}")
             continue
         draft.add(
             AgentErrorEvent,
@@ -876,9 +875,8 @@ def _close(
         )
 
 
-def _reject(draft: Draft, tool_call_ids: Iterable[str], turn_id: str | None, why: str) -> None:
-    for tool_call_id in tool_call_ids:
-        draft.add(UserRejectEvent, turn_id=turn_id, tool_call_id=tool_call_id, content=why)
+def _reject(draft: Draft, tool_call_id: str, turn_id: str | None, why: str) -> None:
+    draft.add(UserRejectEvent, turn_id=turn_id, tool_call_id=tool_call_id, content=why)
 
 
 def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) -> Decision:
