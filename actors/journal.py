@@ -314,8 +314,12 @@ class Journal(Protocol):
 
         `listing` is stored in the same transaction; None leaves the one before as it is.
 
-        `is_unfinished` is stored beside the log in the same transaction. Raises
-        `ValueError` for zero records, and `InvalidInput` for an id or an event beyond the limits.
+        `is_unfinished` is stored in the same transaction (see `ConversationInfo`).
+
+        Raises `Fenced` if the epoch is not the newest or the seq not the next; `EventIdConflict`
+        and `MessageIdConflict` for ids that the log has; `Unavailable` and `OutcomeUnknown`; all as
+        the head of this module says. Raises `ValueError` for zero records, and `InvalidInput` for
+        an id or an event beyond the limits.
         """
 
     async def read(

@@ -189,7 +189,7 @@ class Conversation:
         with watcher.sending(self.conversation_id, message_id) as note:
             sent = await self._ask(send)
             note(sent)
-        return self._turn(await self._as_first_told(sent) if sent.is_duplicate else sent)
+        return self._turn(await self._as_first_answered(sent) if sent.is_duplicate else sent)
 
     async def turn(self, message_id: str) -> Turn:
         """Return the turn of a chat message that is in the log, running or long ended.
@@ -620,7 +620,7 @@ class Conversation:
             self.conversation_id, self._region, self._setup, self._expected, self.check_owner
         )
 
-    async def _as_first_told(self, sent: Sent) -> Sent:
+    async def _as_first_answered(self, sent: Sent) -> Sent:
         """Return the answer that the first `send` of this chat message got, read from the log."""
         before: list[Event] = []
         try:

@@ -46,7 +46,7 @@ task that awaits the turn."""
 
 _NOTHING_TO_NOTE: Final = nullcontext()
 # Events are sorted out by kind before any `isinstance`, which pydantic makes slow.
-_TOLD_OF: Final = frozenset({
+_WATCHED_KINDS: Final = frozenset({
     "user_message", "message_queued", "message_withdrawn", "forked_from", "agent_message",
     "turn_ended",
 })  # fmt: skip
@@ -172,7 +172,7 @@ class _TurnWatch:
             if getattr(event, "message_id", None) != self._message_id:
                 raise ConversationDeleted(self._conversation_id)
             self._is_first = False
-        if event.kind not in _TOLD_OF:
+        if event.kind not in _WATCHED_KINDS:
             return event.turn_id == self.turn_id
         match event:
             case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):

@@ -256,9 +256,9 @@ def _undo(working: WorkingState, command: Undo, stamp: Stamp) -> Decision:
     running = state.turns.running
     if running is not None:
         raise TurnInProgress(working.conversation_id, running.turn_id, "undo")
-    told = [event.turn_id for event in state.view if is_chat_message(event)]
-    turn_id = told[-1] if told else None
-    if turn_id is None or command.turn_id not in {None, *told}:
+    turn_ids = [event.turn_id for event in state.view if is_chat_message(event)]
+    turn_id = turn_ids[-1] if turn_ids else None
+    if turn_id is None or command.turn_id not in {None, *turn_ids}:
         raise NothingToRetract(working.conversation_id, command.turn_id)
     if command.turn_id not in {None, turn_id}:
         raise NotRetractable(working.conversation_id, command.turn_id, "not_newest")

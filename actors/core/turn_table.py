@@ -27,7 +27,14 @@ from ..events import (
 )
 from ..values.tables import NO_TABLE
 
-__all__ = ["TURN_KINDS", "KnownMessage", "RunningTurn", "Told", "TurnTable", "message_digest"]
+__all__ = [
+    "TURN_KINDS",
+    "DigestedMessage",
+    "KnownMessage",
+    "RunningTurn",
+    "TurnTable",
+    "message_digest",
+]
 
 
 def _rank(message_id: str) -> tuple[int, str]:
@@ -39,8 +46,8 @@ def _rank(message_id: str) -> tuple[int, str]:
     return len(message_id), message_id
 
 
-class Told(Protocol):
-    """The parts of a chat message that make it this message, as it is sent and in the log."""
+class DigestedMessage(Protocol):
+    """The parts of a chat message that its digest covers, as it is sent and in the log."""
 
     @property
     def content(self) -> str: ...
@@ -54,7 +61,7 @@ class Told(Protocol):
     def files(self) -> Sequence[FileContent]: ...
 
 
-def message_digest(message: Told) -> str:
+def message_digest(message: DigestedMessage) -> str:
     """Return a digest of a chat message; the same in every process.
 
     Two messages under one id are the same message if their digests are equal. Their metadata does
@@ -64,7 +71,7 @@ def message_digest(message: Told) -> str:
     if not has_more and message.replaces is None and message.author is None:
         # Nearly all are a text alone. As JSON, it would take three times as long.
         return _digest(message.content, b"text")
-    return _digest(json.dumps(_told(message)))
+    return _digest(json.dumps(_digested_parts(message)))
 
 
 def _digest(text: str, kind: bytes = b"") -> str:
@@ -72,16 +79,16 @@ def _digest(text: str, kind: bytes = b"") -> str:
     return hashlib.blake2b(text.encode(), digest_size=16, person=kind).hexdigest()
 
 
-def _told(message: Told) -> Sequence[object]:
-    told: list[object] = [message.content, [image.url for image in message.images]]
+def _digested_parts(message: DigestedMessage) -> Sequence[object]:
+    parts: list[object] = [message.content, [image.url for image in message.images]]
     # Nothing is added for what a message does not have, so that a new field changes no digest.
     if message.replaces is not None:
-        told.append(message.replaces)
+        parts.append(message.replaces)
     if message.author is not None:
-        told.append({"author": message.author})
+        parts.append({"author": message.author})
     if message.files:
-        told.append({"files": [_file_digest(file) for file in message.files]})
-    return told
+        parts.append({"files": [_file_digest(file) for file in message.files]})
+    return parts
 
 
 def _file_digest(file: FileContent) -> Sequence[str | None]:

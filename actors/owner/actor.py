@@ -1061,7 +1061,7 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- for its readers: `LiveOwner` ------------------------------------------------------------
 
-    def doubt(self) -> bool:
+    def end_if_lapsed(self) -> bool:
         if self._setup.journal.is_lease_valid(since=self._claimed_at):
             return False
         # Goes ahead of waiting messages. It writes nothing, so its batch checks the lease, and that

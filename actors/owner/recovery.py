@@ -1,10 +1,10 @@
 """Recovery: opens unfinished conversations that no living process works on.
 
-A conversation is unfinished if it has a turn to end or queued chat messages. It is left so by a
-process that was killed or that stalled for longer than its lease, and by an owner here that failed
-too often. Opening such a conversation recovers it. `Conversations` looks for them when it is
-entered, and `RecoveryActor` from then on, so that queued messages are answered even if no new one
-comes.
+A conversation is unfinished if it has a turn to end or queued chat messages, and does not wait for
+a person's decision. It is left so by a process that was killed or that stalled for longer than its
+lease, and by an owner here that failed too often. Opening such a conversation recovers it.
+`Conversations` looks for them when it is entered, and `RecoveryActor` from then on, so that queued
+messages are answered even if no new one comes.
 """
 
 from __future__ import annotations

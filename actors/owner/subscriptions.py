@@ -65,7 +65,7 @@ OWNER_ASKED_EVERY_S = 5.0
 class LiveOwner(Protocol):
     """The owner of a conversation in this process, as its readers see it."""
 
-    def doubt(self) -> bool:
+    def end_if_lapsed(self) -> bool:
         """End this owner if another process may own the conversation by now; return True if so.
 
         Called when this process has lost its lease.
@@ -230,7 +230,7 @@ class Subscriptions:
     def lease_lost(self) -> None:
         """End each owner here that may have been replaced, and send its readers to the journal."""
         for conversation_id, owner in list(self._owned.items()):
-            if owner.doubt():
+            if owner.end_if_lapsed():
                 self._owned.pop(conversation_id, None)
                 self._leave_to_journal(conversation_id, is_wanted=False)
 

@@ -72,7 +72,7 @@ class _Owner:
     def __init__(self, world: ReaderWorld) -> None:
         self._world = world
 
-    def doubt(self) -> bool:
+    def end_if_lapsed(self) -> bool:
         return False
 
     def recent_after(self, seq: int) -> Sequence[LoggedEvent]:

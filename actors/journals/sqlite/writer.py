@@ -230,7 +230,7 @@ class SQLiteWriter:
             try:
                 self.guard.refuse_if_moved()
             except (JournalRefused, OSError) as error:
-                _log.error("journal lost", journal=str(self._path), found=_told(error))
+                _log.error("journal lost", journal=str(self._path), found=_text(error))
         self.connection.close()
 
     def rest(self) -> float | None:
@@ -455,14 +455,14 @@ class SQLiteWriter:
             outcome: Exception
             if not is_known:
                 outcome = JournalOutcomeUnknown(
-                    f"commit to {self._path} failed: {_told(error)}; it may have happened; "
+                    f"commit to {self._path} failed: {_text(error)}; it may have happened; "
                     "send again under the same ids"
                 )
             elif self._closed_by is not None:
                 outcome = self._closed_error()
             else:
                 outcome = JournalUnavailable(
-                    f"write to {self._path} failed: {_told(error)}; nothing was written; {advice}"
+                    f"write to {self._path} failed: {_text(error)}; nothing was written; {advice}"
                 )
             outcome.__cause__ = error
             job.refuse(outcome)
@@ -470,7 +470,7 @@ class SQLiteWriter:
     def _closed_error(self) -> JournalUnavailable:
         outcome = JournalUnavailable(
             f"{self._path} is closed for writing in this process after an error: "
-            f"{_told(self._closed_by)}; nothing was written; check the disk and the memory, then "
+            f"{_text(self._closed_by)}; nothing was written; check the disk and the memory, then "
             "start the process again"
         )
         outcome.__cause__ = self._closed_by
@@ -858,6 +858,6 @@ def _is_of_one_job(error: Exception) -> bool:
     return isinstance(error, _OF_ONE_JOB) or is_damage(error)
 
 
-def _told(error: Exception | None) -> str:
+def _text(error: Exception | None) -> str:
     """Return the text of an error, or its type if it has none, as a MemoryError."""
     return str(error) or type(error).__name__

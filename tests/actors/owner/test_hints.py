@@ -64,7 +64,7 @@ class DeafJournal(MemoryJournal):
 class Owner:
     """An owner that keeps nothing in memory and is never doubted."""
 
-    def doubt(self) -> bool:
+    def end_if_lapsed(self) -> bool:
         return False
 
     def recent_after(self, seq: int) -> Sequence[LoggedEvent]:

@@ -83,7 +83,7 @@ class CountingJournal(MemoryJournal):
 class Owner:
     """An owner that keeps nothing in memory, and has lost its lease if it is asked."""
 
-    def doubt(self) -> bool:
+    def end_if_lapsed(self) -> bool:
         return True
 
     def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
