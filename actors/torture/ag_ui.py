@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from .chat_streams import read_stream
 from .exchanges import NO_CUT, Broken, Cut, CutOff, Reply, ServerSent
-from .rooms import Message, Room, problem_in, text_of
+from .rooms import Message, Room, text_of
 
 __all__ = ["Run"]
 
@@ -61,12 +61,7 @@ class Run:
         except (CutOff, Broken) as error:
             message.lose(str(error) or "cut off")
             return
-        problem = problem_in(told)
-        if reply.is_refusal:
-            message.refuse(reply.status, problem)
-            message.is_settled |= reply.status != HTTPStatus.TOO_MANY_REQUESTS
-        else:
-            message.lose(f"{reply.status} {problem}")
+        message.fail(reply, told)
 
     async def go_on(self, *, cut: Cut = NO_CUT) -> None:
         """Go on after the newest event that came."""

@@ -65,13 +65,8 @@ async def send(message: Message, *, cut: Cut = NO_CUT, wait_s: int | None = None
         message.acknowledge(seq, clean(other) if is_other else None)
         message.is_settled = True
         _note_end(message, told)
-    elif reply.status in _AGAIN:
-        message.refuse(reply.status, problem_in(told))
-    elif reply.is_refusal:
-        message.refuse(reply.status, problem_in(told))
-        message.is_settled = True
     else:
-        message.lose(f"{reply.status} {problem_in(told)}")
+        message.fail(reply, told, again=_AGAIN)
 
 
 def _note_end(message: Message, told: Mapping[str, object]) -> None:

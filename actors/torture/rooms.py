@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TextIO
 
 import anyio
 
-from .exchanges import Site
+from .exchanges import Reply, Site
 from .history import (
     Acknowledged,
     Answered,
@@ -26,6 +27,9 @@ from .history import (
 )
 
 __all__ = ["History", "Message", "Room", "clean", "problem_in", "text_of"]
+
+
+_TOO_MANY = (HTTPStatus.TOO_MANY_REQUESTS,)
 
 
 def clean(text: str) -> str:
@@ -141,6 +145,20 @@ class Message:
                 problem=clean(problem),
             )
         )
+
+    def fail(
+        self, reply: Reply, body: Mapping[str, object], *, again: Container[int] = _TOO_MANY
+    ) -> None:
+        """Note a response that acknowledges nothing: a refusal, or else an unknown outcome.
+
+        `again`: the statuses of refusals after which the message is sent again.
+        """
+        problem = problem_in(body)
+        if reply.is_refusal or reply.status in again:
+            self.refuse(reply.status, problem)
+            self.is_settled |= reply.status not in again
+        else:
+            self.lose(f"{reply.status} {problem}")
 
     def lose(self, why: str) -> None:
         """Note that the outcome of this attempt is unknown."""
