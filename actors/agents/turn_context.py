@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, nullcontext
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -76,6 +76,8 @@ __all__ = [
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
+E = TypeVar("E", bound=Event)
 
 MALFORMED_LENGTH_MAX = 2_000
 
@@ -294,10 +296,7 @@ class TurnContext:
 
         Return False if there is no condenser, or if it could not condense anything.
         """
-        request = CondensationRequestEvent(
-            id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id
-        )
-        await self._append(request)
+        await self._append(self._make(CondensationRequestEvent))
         return await self._is_condensed()
 
     async def repair_history(self, detail: str) -> bool:
@@ -338,10 +337,8 @@ class TurnContext:
         With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn,
         unless a pause holds it; return from the agent after that. Raises `AnswerTooLong`.
         """
-        message = AgentMessageEvent(
-            id=self.ports.ids.new(),
-            timestamp=self._now(),
-            turn_id=self.turn_id,
+        message = self._make(
+            AgentMessageEvent,
             content=self._answer(text),
             thinking=thinking,
             llm_response_id=llm_response_id,
@@ -397,13 +394,7 @@ class TurnContext:
 
     async def remind(self, text: str) -> LoggedEvent:
         """Tell the model something in the middle of the turn; it is marked as not the user's."""
-        reminder = UserMessageEvent(
-            id=self.ports.ids.new(),
-            timestamp=self._now(),
-            turn_id=self.turn_id,
-            content=storable(text),
-            is_reminder=True,
-        )
+        reminder = self._make(UserMessageEvent, content=storable(text), is_reminder=True)
         return (await self._append(reminder))[0]
 
     async def finish_step(self, usage: TokenUsage) -> LoggedEvent:
@@ -412,14 +403,8 @@ class TurnContext:
 
     def _step_finished(self, usage: TokenUsage) -> StepFinishedEvent:
         asked, self._asked = self._asked, None
-        return StepFinishedEvent(
-            id=self.ports.ids.new(),
-            timestamp=self._now(),
-            turn_id=self.turn_id,
-            usage=usage,
-            request=asked,
-            response_id=None if asked is None else self._response_id,
-        )
+        response_id = None if asked is None else self._response_id
+        return self._make(StepFinishedEvent, usage=usage, request=asked, response_id=response_id)
 
     # --- doing -----------------------------------------------------------------------------------
 
@@ -458,10 +443,8 @@ class TurnContext:
         said = self._answer(text)
         response_id = self.ports.ids.new()
         actions = [
-            ActionEvent(
-                id=self.ports.ids.new(),
-                timestamp=self._now(),
-                turn_id=self.turn_id,
+            self._make(
+                ActionEvent,
                 tool_call_id=self.ports.ids.new(),
                 provider_call_id=call.provider_call_id and storable(call.provider_call_id),
                 tool_name=storable(call.name),
@@ -482,10 +465,8 @@ class TurnContext:
         if not needs_confirmation:
             await self._append(*events)
             return actions
-        requested = ConfirmationRequestedEvent(
-            id=self.ports.ids.new(),
-            timestamp=self._now(),
-            turn_id=self.turn_id,
+        requested = self._make(
+            ConfirmationRequestedEvent,
             tool_call_ids=tuple(action.tool_call_id for action in actions),
         )
         await self._append(*events, requested, suspends=True)
@@ -529,8 +510,18 @@ class TurnContext:
         # An agent that swallowed the end of its run may not run anything more.
         self._check_going_on()
         # This process may have been suspended since the call was committed, for longer than its
-        # lease. There is no await from here to the call of `run`.
+        # lease. Nothing waits from here to the call of `run`, with which `_result_of` begins.
         self.check_lease()
+        result = await self._result_of(action, run)
+        try:
+            results[action.id] = (await self._append(self._observed(action, result)))[0]
+        except AdmissionRefused:
+            if (by_hand := await self._owner.find_result(action.tool_call_id)) is None:
+                raise
+            results[action.id] = by_hand
+
+    async def _result_of(self, action: ActionEvent, run: ToolRunner) -> ToolResult:
+        """Run a call; an error that it raises becomes its result."""
         try:
             with self._owner.watcher.calling(self.conversation_id, action) as note_failure:
                 returned = await run(action)
@@ -542,39 +533,37 @@ class TurnContext:
                     )
                 if result.is_error:
                     note_failure("may_have_happened" if result.may_have_happened else "tool_error")
+                return result
         except LeaseExpired:
             raise  # nothing was started; the next owner answers the call
         except BaseException as error:
-            # Every error of a tool is its result. A stray cancellation, passed on to the task
-            # group, would silently end the other calls.
+            # A stray cancellation, passed on to the task group, would silently end the other calls.
             if not is_own_failure(error):
                 raise
-            result = ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
-        observation: ObservationEvent | AgentErrorEvent
+            return ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
+
+    def _observed(
+        self, action: ActionEvent, result: ToolResult
+    ) -> ObservationEvent | AgentErrorEvent:
+        call_id, content = action.tool_call_id, storable(result.content)
         if result.may_have_happened:
-            observation = AgentErrorEvent(
-                id=self.ports.ids.new(),
-                timestamp=self._now(),
-                turn_id=self.turn_id,
-                tool_call_id=action.tool_call_id,
-                content=storable(result.content),
-                may_have_happened=True,
+            return self._make(
+                AgentErrorEvent, tool_call_id=call_id, content=content, may_have_happened=True
             )
-        else:
-            observation = ObservationEvent(
-                id=self.ports.ids.new(),
-                timestamp=self._now(),
-                turn_id=self.turn_id,
-                tool_call_id=action.tool_call_id,
-                content=storable(result.content),
-                is_error=result.is_error,
-            )
-        try:
-            results[action.id] = (await self._append(observation))[0]
-        except AdmissionRefused:
-            if (by_hand := await self._owner.find_result(action.tool_call_id)) is None:
-                raise
-            results[action.id] = by_hand
+        return self._make(
+            ObservationEvent, tool_call_id=call_id, content=content, is_error=result.is_error
+        )
+
+    def _make(self, make: Callable[P, E], *args: P.args, **fields: P.kwargs) -> E:
+        """Return a new event of this class, with these fields, of this turn."""
+        # Any: the fields are checked against `make`; those that all events of a turn have are added
+        # to them.
+        drawn: dict[str, Any] = {
+            "id": self.ports.ids.new(),
+            "timestamp": datetime.fromtimestamp(self.ports.now(), UTC),
+            "turn_id": self.turn_id,
+        }
+        return cast("Callable[..., E]", make)(*args, **fields, **drawn)
 
     async def _append(
         self, *events: Event, suspends: bool = False, ends: bool = False
@@ -599,9 +588,6 @@ class TurnContext:
 
     def _running(self) -> RunningTurn:
         return self._owner.running_turn(self.turn_id)
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self.ports.now(), UTC)
 
 
 def _arguments(call: ToolCall, limits: Limits) -> tuple[FrozenObject, str | None]:
