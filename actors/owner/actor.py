@@ -666,7 +666,7 @@ class ConversationActor(Actor[Command | Query]):
         self._show_state()
         if not seq and self._seq:
             self._setup.subscriptions.owner_began(self._conversation_id, self, (0, None))
-            self.doubt()  # the lease may have been lost since the commit, before readers were here
+            self.end_if_lapsed()  # the lease may have been lost since the commit, before readers were here
         events: list[LoggedEvent] = []
         for one in decided:
             decision = one.decision
@@ -726,16 +726,9 @@ class ConversationActor(Actor[Command | Query]):
             for effect in decision.effects:
                 match effect:
                     case StopTurn(turn_id):
-                        # No need to wait for its end: anything it still sends has its turn id,
-                        # and is refused as stale.
-                        if self._agent_effect is not None and self._agent_of == turn_id:
-                            self._agent_effect.cancel()
+                        self._stop_agent(turn_id)
                     case StartTurn(turn_id, unstarted):
-                        # If a later command of the same batch has ended it, its `StopTurn` follows,
-                        # and an effect that is cancelled before it begins never runs.
-                        run = partial(self._run_turn, turn_id, unstarted)
-                        self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
-                        self._agent_of = turn_id
+                        self._start_agent(turn_id, unstarted)
         self._start_condenser()
         if has_written:
             self._start_verifying()
@@ -743,6 +736,19 @@ class ConversationActor(Actor[Command | Query]):
         if self._parking and (deadline := self._parking.next_deadline) is not None:
             delay_s = deadline - self._setup.ports.loop_time()
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
+
+    def _stop_agent(self, turn_id: str) -> None:
+        # No need to wait for its end: anything it still sends has its turn id, and is refused as
+        # stale.
+        if self._agent_effect is not None and self._agent_of == turn_id:
+            self._agent_effect.cancel()
+
+    def _start_agent(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
+        # If a later command of the same batch has ended the turn, its `StopTurn` follows, and an
+        # effect that is cancelled before it begins never runs.
+        run = partial(self._run_turn, turn_id, unstarted)
+        self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
+        self._agent_of = turn_id
 
     def _start_condenser(self) -> None:
         if self.running_condenser() is not None or self._is_condenser_resting():
@@ -901,23 +907,32 @@ class ConversationActor(Actor[Command | Query]):
             delivery.fail(refusal)  # there was nothing to delete, or it is damaged
             return
         self._working.recent.clear()  # no reader may begin with deleted events during `_open`
-        gone = ConversationDeleted(self._conversation_id)
         self._setup.subscriptions.deleted(self._conversation_id)
         self._setup.subscriptions.owner_ended(self._conversation_id, is_wanted=False)
-        waiting = list(self._held)
+        self._fail_waiting(ConversationDeleted(self._conversation_id))
+        delivery.reply(deletion)
+        self._drop_effects()
+        await self._open()
+
+    def _fail_waiting(self, error: ConversationDeleted) -> None:
+        """Answer the commands that are held or parked."""
+        waiting, self._held = list(self._held), ()
         if self._parking is not None:
             waiting += (parked.ticket for parked in self._parking.take_all())
         for one in waiting:
             if one.delivery is not None:
-                one.delivery.fail(gone)
-        delivery.reply(deletion)
-        # No need to wait for their end: anything they still send or write has an older epoch.
+                one.delivery.fail(error)
+
+    def _drop_effects(self) -> None:
+        """Cancel the effects of the deleted log.
+
+        No need to wait for their end: anything they still send or write has an older epoch.
+        """
         for effect in (self._agent_effect, self._condenser_effect, self._snapshot_effect):
             if effect is not None:
                 effect.cancel()
         self._agent_effect = self._condenser_effect = self._snapshot_effect = None
-        self._condenser_rests_with, self._held = None, ()
-        await self._open()
+        self._condenser_rests_with = None
 
     # --- the effects, each a child task ----------------------------------------------------------
 
@@ -955,22 +970,17 @@ class ConversationActor(Actor[Command | Query]):
             end = EndTurn(turn_id, epoch, type(error).__name__, error_text(error))
         finally:
             inside.is_over = True
+        said = "turn failed"
         if turn.is_held:
             # The agent swallowed `TurnSuspended`, or raised it in a group. A later run of the
             # agent ends the turn.
+            said = "agent failed in a turn that is held"
             if isinstance(failure, BaseExceptionGroup):
                 failure = failure.split((StaleTurn, TurnSuspended))[1]
-            if failure is not None:
-                log_failure(
-                    "agent failed in a turn that is held",
-                    failure,
-                    conversation=self._conversation_id,
-                    turn=turn_id,
-                )
-            return
-        if await self._tell_owner(end) and failure is not None:
-            # If the owner has ended, the failure may be no more than a consequence of that.
-            log_failure("turn failed", failure, conversation=self._conversation_id, turn=turn_id)
+        elif not await self._tell_owner(end):
+            return  # the owner has ended, and the failure may be no more than a consequence of that
+        if failure is not None:
+            log_failure(said, failure, conversation=self._conversation_id, turn=turn_id)
 
     def _is_going_on(self, turn: TurnContext) -> bool:
         """True if this run still answers its turn; a `StaleTurn` then came from another turn."""

@@ -501,7 +501,7 @@ PROMISES = [
     Mutant(
         "the agent of an interrupted turn is not cancelled",
         ConversationActor,
-        "_start_effects",
+        "_stop_agent",
         "self._agent_effect.cancel()",
         "pass",
     ),
@@ -611,7 +611,7 @@ PROMISES = [
     Mutant(
         "the agent of a deleted conversation goes on",
         ConversationActor,
-        "_delete",
+        "_drop_effects",
         "effect.cancel()",
         "pass",
     ),
