@@ -19,7 +19,7 @@ the process, and kept over an interrupt.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,16 +48,13 @@ from ..agents.turn_context import TurnContext, is_own_failure
 from ..agents.watcher import NoteFailure, Watcher, Watching
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
-    Answer,
     Append,
-    AppendAll,
     BeginStep,
     Change,
     Command,
     Delete,
     DropOverdue,
     EndTurn,
-    FromOutside,
     GetView,
     NoteRequest,
     Pause,
@@ -65,7 +62,6 @@ from ..core.commands import (
     ProposeFailed,
     Query,
     Recover,
-    Send,
     Stream,
 )
 from ..core.condensation import Condenser, Need, Proposal
@@ -74,17 +70,15 @@ from ..core.limits import Limits
 from ..core.listing import changes_listing
 from ..core.metrics import Metrics
 from ..core.parking import Parking
-from ..core.records import decode_record, encode_record
 from ..core.snapshots import Slices
 from ..core.state import ColdLoad
 from ..core.stuck import SeenEvent
 from ..core.turn_rules import decide_piece
-from ..core.turn_table import KnownMessage, RunningTurn
+from ..core.turn_table import RunningTurn
 from ..core.view import View, ViewCheck
 from ..core.working_state import (
     ConversationSettings,
     Decision,
-    Stamp,
     StartTurn,
     StopTurn,
     WorkingState,
@@ -94,8 +88,8 @@ from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
     CorruptLog,
-    Fenced,
     EventIdConflict,
+    Fenced,
     LeaseExpired,
     ResultNotKept,
     StaleTurn,
@@ -105,22 +99,18 @@ from ..errors import (
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
-    ConfirmationGivenEvent,
-    ConfirmationRequestedEvent,
     Event,
     LLMConvertibleEvent,
     LoggedEvent,
-    MessageQueuedEvent,
-    UserMessageEvent,
-    encode_event,
 )
-from ..journal import READ_PAGE, Journal, Listing, Record, Rejection, Snapshot
+from ..journal import Journal, Listing, Record, Snapshot
 from ..log_lines import log_failure, log_unavailable
-from ..values.tables import NO_TABLE
 from ..values.text import error_text
-from ..values.type_names import a_name, a_type
+from ..values.type_names import a_type
+from .batch import Taken, between_deletions, events_of, records_of, rejections_of
 from .draining import Drain
 from .loading import fold_log, in_slices, load_state
+from .look_ups import find_events, look_up, look_up_in_batch, may_be_known
 from .nodes import NodeLink
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
@@ -182,34 +172,6 @@ class Setup:
     """The forks that are being made, by their names."""
 
 
-_NOTHING = Decision()
-
-
-class _Taken(Stamp):
-    """A command of a batch, its time and ids, and, once it is made, the decision on it."""
-
-    __slots__ = ("command", "decision", "delivery", "refusal")
-
-    def __init__(
-        self,
-        command: Command | Query,
-        now: float,
-        next_id: int,
-        delivery: Delivery[Command | Query] | None = None,
-    ) -> None:
-        """`delivery` answers the command's caller; the owner's own commands have none."""
-        # Written out, and not through super(): this runs once a command.
-        self.now = now
-        self.next_id = next_id
-        self.known_message = self.known_target = None
-        self.known_events = self.known_answers = NO_TABLE
-        self.command = command
-        self.delivery = delivery
-        self.decision = _NOTHING
-        self.refusal: Exception | None = None
-        """The reason if it was refused; then `decision` stays empty."""
-
-
 def _as_answer(error: Failure) -> Failure:
     """Return the error, without its traceback if it is a refusal, which is an ordinary answer.
 
@@ -243,13 +205,13 @@ class ConversationActor(Actor[Command | Query]):
         self._agent_effect: Effect | None = None
         self._agent_of = ""
         """The turn that the agent's effect runs for."""
-        self._held: Sequence[_Taken] = ()
+        self._held: Sequence[Taken] = ()
         """Commands of an agent that is not resumable, sent during a pause: decided after it."""
         self._condenser_effect: Effect | None = None
         self._is_condensing_hard = False
         self._condenser_rests_with: View | None = None
         """The view that the condenser could not make shorter; it rests until the view changes."""
-        self._parking: Parking[_Taken] | None = None
+        self._parking: Parking[Taken] | None = None
         """Made when the first result is parked: few conversations park any."""
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
@@ -272,7 +234,7 @@ class ConversationActor(Actor[Command | Query]):
                 return self._run_around_deletions(deliveries)
         return self._run(self._take(deliveries))
 
-    async def _run(self, batch: Sequence[_Taken]) -> None:
+    async def _run(self, batch: Sequence[Taken]) -> None:
         """Make moves 2 to 5 for a batch that was taken.
 
         It is one coroutine because a thousand owners may wait at the commit at once, and the
@@ -281,8 +243,8 @@ class ConversationActor(Actor[Command | Query]):
         try:
             # Before the decisions, which do not wait: find the ids that memory no longer has.
             for taken in batch:
-                if self._may_be_known(taken.command):
-                    await self._look_up(taken)
+                if may_be_known(taken.command, self._working.state.event_id_max):
+                    await look_up(taken, self._working, self._setup.journal)
 
             # 2. Decide. Commands that were parked or held are no longer in `batch`, and parked
             # results that were released now are. If the commit fails, the runtime answers the
@@ -290,10 +252,10 @@ class ConversationActor(Actor[Command | Query]):
             batch = self._decide(batch)
 
             # 3. Commit.
-            if rejections := _rejections_of(batch):
+            if rejections := rejections_of(batch):
                 name, epoch = self._conversation_id, self._working.epoch
                 await self._setup.journal.reject(name, rejections, epoch=epoch)
-            if records := _records_of(batch):
+            if records := records_of(batch):
                 with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
@@ -337,174 +299,23 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 1. take ---------------------------------------------------------------------------------
 
-    def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
+    def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[Taken]:
         """Give each command its time and ids."""
         ports, has_begun = self._setup.ports, self._working.state.seq > 0
         now = ports.now()
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
         for each in deliveries:
             # An `Append` to a log that has begun needs no new ids: its event has one.
             needs_ids = not (has_begun and type(each.message) is Append)
-            taken.append(_Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
+            taken.append(Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
         return taken
-
-    def _may_be_known(self, command: Command | Query) -> bool:
-        """True unless the command only appends an event that must be new, as most do."""
-        if not isinstance(command, Append) or command.expected is not None:
-            return True
-        event = command.event
-        if event.id <= self._working.state.event_id_max:  # ids rise, so a new event's is greater
-            return True
-        return (
-            event.kind == "user_message"
-            and isinstance(event, UserMessageEvent)
-            and event.message_id is not None
-        )
-
-    async def _look_up(self, taken: _Taken) -> None:
-        """Look up the ids that the command names: in memory, and older ones in the journal."""
-        command = taken.command
-        taken.known_events = await self._look_up_events(_events_named_by(command))
-        match command:
-            case Send(message_id=message_id, replaces=replaces):
-                taken.known_message = await self._look_up_message(message_id)
-                if replaces is not None:
-                    taken.known_target = await self._look_up_message(replaces)
-            case Append(event=UserMessageEvent(message_id=str(message_id))):
-                taken.known_message = await self._look_up_message(message_id)
-            case Answer(event_id=str(event_id)) if given := taken.known_events.get(event_id):
-                taken.known_answers = await self._look_up_given(given)
-            case _:
-                pass
-
-    async def _look_up_message(self, message_id: str) -> KnownMessage | None:
-        # Only this actor writes the log, so the result still holds when the command is decided. By
-        # then, earlier commands of the batch may have made the table forget the message: so a
-        # message that the table still has is returned, too.
-        turns = self._working.state.turns
-        if (known := turns.find(message_id)) is not None:
-            return known
-        if not turns.may_have_forgotten(message_id):
-            return None
-        found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
-        if message_id not in found:
-            return None
-        seq = found[message_id]
-        event = await self._read_one(seq)
-        if not isinstance(event, UserMessageEvent | MessageQueuedEvent):
-            raise InvariantViolation(
-                f"seq {seq} of conversation {self._conversation_id} carries message id "
-                f"{message_id} and is {a_name(event.kind)}"
-            )
-        return KnownMessage.of(message_id, seq, event)
-
-    async def _look_up_events(self, event_ids: Sequence[str]) -> Mapping[str, LoggedEvent]:
-        working = self._working
-        ids = [event_id for event_id in event_ids if event_id <= working.state.event_id_max]
-        recent = (working.find_recent(event_id) for event_id in ids)
-        known = {logged.event.id: logged for logged in recent if logged is not None}
-        older = [event_id for event_id in ids if event_id not in known]
-        if not older:
-            return known
-        journal, name = self._setup.journal, self._conversation_id
-        found = await journal.find_events(name, older)
-        seqs = sorted(found.values())
-        while seqs:
-            page = await journal.read(name, after=seqs[0] - 1, limit=min(len(seqs), READ_PAGE))
-            if not page:  # deleted in another process, and begun anew there
-                raise ConversationNotFound(name)
-            logged = [decode_record(name, record) for record in page if record.event_id in found]
-            known.update((one.event.id, one) for one in logged)
-            seqs = [seq for seq in seqs if seq > page[-1].seq]
-        return known
-
-    async def _look_up_given(self, given: LoggedEvent) -> Mapping[str, bool]:
-        """Return the answers that this event gave, if the turn table has let them go.
-
-        Looks through one page of the log: so many events seldom come before an answer.
-        """
-        event, remembered = given.event, self._working.state.turns.answers
-        if (
-            not isinstance(event, ConfirmationGivenEvent)
-            or len(remembered) < self._setup.limits.known_messages_max
-        ):
-            return NO_TABLE
-        name, seq = self._conversation_id, given.seq
-        after = max(0, seq - 1 - READ_PAGE)
-        for record in reversed(await self._setup.journal.read(name, after=after, limit=READ_PAGE)):
-            if record.seq < seq and record.kind == "confirmation_requested":
-                asked = decode_record(name, record).event
-                assert isinstance(asked, ConfirmationRequestedEvent), record.kind
-                return {
-                    call: event.confirmed and call not in event.rejected
-                    for call in asked.tool_call_ids
-                }
-        return NO_TABLE
-
-    async def _read_one(self, seq: int) -> Event:
-        records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
-        if not records:  # deleted in another process, and begun anew there
-            raise ConversationNotFound(self._conversation_id)
-        return decode_record(self._conversation_id, records[0]).event
-
-    def _look_up_in_batch(self, taken: _Taken, decided: Sequence[_Taken]) -> None:
-        """Look up ids among the events that this batch decided and memory has dropped already.
-
-        They are not committed, so `_look_up` could not find them in the journal.
-        """
-        if here := self._find_decided(_events_named_by(taken.command), decided):
-            taken.known_events = {**taken.known_events, **here}
-        match taken.command:
-            case Send(message_id=message_id, replaces=replaces):
-                if taken.known_message is None:
-                    taken.known_message = self._find_decided_message(message_id, decided)
-                if replaces is not None and taken.known_target is None:
-                    taken.known_target = self._find_decided_message(replaces, decided)
-            case Append(event=UserMessageEvent(message_id=str(message_id))):
-                if taken.known_message is None:
-                    taken.known_message = self._find_decided_message(message_id, decided)
-            case _:
-                pass
-
-    def _find_decided_message(
-        self, message_id: str, decided: Sequence[_Taken]
-    ) -> KnownMessage | None:
-        turns = self._working.state.turns
-        if turns.find(message_id) is None and turns.may_have_forgotten(message_id):
-            for seq, event in self._decided_events(decided):
-                if (
-                    isinstance(event, UserMessageEvent | MessageQueuedEvent)
-                    and event.message_id == message_id
-                ):
-                    return KnownMessage.of(message_id, seq, event)
-        return None
-
-    def _find_decided(
-        self, event_ids: Sequence[str], decided: Sequence[_Taken]
-    ) -> Mapping[str, LoggedEvent]:
-        working = self._working
-        forgotten = {
-            each
-            for each in event_ids
-            if each <= working.state.event_id_max and each not in working.recent
-        }
-        if not forgotten:
-            return NO_TABLE
-        events = self._decided_events(decided)
-        return {logged.event.id: logged for logged in events if logged.event.id in forgotten}
-
-    def _decided_events(self, decided: Sequence[_Taken]) -> Iterator[LoggedEvent]:
-        """Yield the events that are decided and not committed yet."""
-        events = (event for one in decided for event in one.decision.events)
-        for seq, event in enumerate(events, self._seq + 1):
-            yield LoggedEvent(seq, event)
 
     # --- 2. decide -------------------------------------------------------------------------------
 
-    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Taken]:
+    def _decide(self, batch: Sequence[Taken]) -> Sequence[Taken]:
         """Decide each command in turn, and return those that this batch answers, in order."""
         self._working.draining = self._setup.drain.messages
-        decided: list[_Taken] = []
+        decided: list[Taken] = []
         turns = self._working.state.turns
         for taken in batch:
             self._decide_one(taken, decided)
@@ -513,14 +324,14 @@ class ConversationActor(Actor[Command | Query]):
                 # waited for the answer to a call that was appended by hand. Its turn starts before
                 # any other.
                 recover = Recover(enforced_away=())
-                self._decide_one(_Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
+                self._decide_one(Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
         return decided
 
-    def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
+    def _decide_one(self, taken: Taken, decided: list[Taken]) -> None:
         """Decide a command, and then the parked results that its calls release."""
         command = taken.command
         if decided:
-            self._look_up_in_batch(taken, decided)
+            look_up_in_batch(taken, decided, self._working, committed_seq=self._seq)
         if (parking := self._parking) and not self._may_precede_more_calls(command):
             self._release_parked(parking, decided)
         if isinstance(command, DropOverdue) and parking:
@@ -543,7 +354,7 @@ class ConversationActor(Actor[Command | Query]):
             taken.decision = decision
             decided.append(taken)
             if parking:
-                # Now, while `_look_up_in_batch` finds these events.
+                # Now, while `look_up_in_batch` finds these events.
                 for parked in parking.take_forestalled(decision.events):
                     self._decide_one(parked.ticket, decided)
                 is_waiting = parking.is_waiting(self._working.state.admission.open_calls)
@@ -555,7 +366,7 @@ class ConversationActor(Actor[Command | Query]):
                     self._decide_one(waiting, decided)
 
     def _park(
-        self, taken: _Taken, refusal: AdmissionRefused | EventIdConflict
+        self, taken: Taken, refusal: AdmissionRefused | EventIdConflict
     ) -> TurnkeeperError | None:
         """Park a result that came before its call. Return the error if its caller must not wait.
 
@@ -563,7 +374,7 @@ class ConversationActor(Actor[Command | Query]):
         when that is in the log, and its refusal holds if that is refused.
         """
         command, parking = taken.command, self._parking
-        if parking and (parked := parking.find(_events_of(command))):
+        if parking and (parked := parking.find(events_of(command))):
             if parking.join(parked, refusal, taken):
                 return None
             return OutcomeUnknown(
@@ -580,7 +391,7 @@ class ConversationActor(Actor[Command | Query]):
         return parking.park(refusal, taken, now=self._setup.ports.loop_time())
 
     def _release_parked(
-        self, parking: Parking[_Taken], decided: list[_Taken], appended: Sequence[Event] = ()
+        self, parking: Parking[Taken], decided: list[Taken], appended: Sequence[Event] = ()
     ) -> None:
         """Append the parked results whose calls have come.
 
@@ -660,13 +471,14 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 4. publish ------------------------------------------------------------------------------
 
-    def _publish(self, decided: Sequence[_Taken]) -> None:
+    def _publish(self, decided: Sequence[Taken]) -> None:
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
         if not seq and self._seq:
             self._setup.subscriptions.owner_began(self._conversation_id, self, (0, None))
-            self.end_if_lapsed()  # the lease may have been lost since the commit, before readers were here
+            # The lease may have been lost since the commit, before readers were here.
+            self.end_if_lapsed()
         events: list[LoggedEvent] = []
         for one in decided:
             decision = one.decision
@@ -717,7 +529,7 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 5. start effects ------------------------------------------------------------------------
 
-    def _start_effects(self, decided: Sequence[_Taken]) -> None:
+    def _start_effects(self, decided: Sequence[Taken]) -> None:
         has_written = False
         for one in decided:
             decision = one.decision
@@ -821,7 +633,7 @@ class ConversationActor(Actor[Command | Query]):
         self._listed_seq = None
         if enforced_away or self._is_wanted:
             ports = self._setup.ports
-            await self._run([_Taken(Recover(enforced_away), ports.now(), ports.ids.block())])
+            await self._run([Taken(Recover(enforced_away), ports.now(), ports.ids.block())])
         newest = await self._find_newest()
         self.check_lease()  # there is no await from here to the end
         # Last, because `on_stop`, which takes it back, is not called if the start fails. Readers
@@ -872,7 +684,7 @@ class ConversationActor(Actor[Command | Query]):
     async def _run_around_deletions(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         """Carry out a batch part by part, in its order: each deletion stands alone."""
         try:
-            for some in _between_deletions(deliveries):
+            for some in between_deletions(deliveries):
                 taken = self._take(some)
                 if isinstance(taken[0].command, Delete):
                     await self._delete(some[0], taken[0])
@@ -884,12 +696,12 @@ class ConversationActor(Actor[Command | Query]):
             self._raise_if_refused(error)
             raise
 
-    async def _delete(self, delivery: Delivery[Command | Query], taken: _Taken) -> None:
+    async def _delete(self, delivery: Delivery[Command | Query], taken: Taken) -> None:
         """Delete the log, end everything that runs on it, and open a new log under the same id.
 
         Messages taken before this one are deleted with the log; later ones go to the new log.
         """
-        await self._look_up(taken)
+        await look_up(taken, self._working, self._setup.journal)
         try:
             decide(self._working, taken.command, taken)
         except Refused as refusal:
@@ -1174,78 +986,6 @@ class ConversationActor(Actor[Command | Query]):
         """Return the result of this call, if it is in the view."""
         for event in reversed(self.view):
             if isinstance(event, RESULT_CLASSES) and event.tool_call_id == tool_call_id:
-                return (await self._look_up_events([event.id])).get(event.id)
+                found = await find_events([event.id], self._working, self._setup.journal)
+                return found.get(event.id)
         return None
-
-
-def _between_deletions(
-    deliveries: Sequence[Delivery[Command | Query]],
-) -> Iterator[Sequence[Delivery[Command | Query]]]:
-    """Split a batch, in its order: each deletion stands alone."""
-    begin = 0
-    for at, delivery in enumerate(deliveries):
-        if isinstance(delivery.message, Delete):
-            if begin < at:
-                yield deliveries[begin:at]
-            yield (delivery,)
-            begin = at + 1
-    if begin < len(deliveries):
-        yield deliveries[begin:]
-
-
-def _events_of(command: Command | Query) -> Sequence[Event]:
-    """Return the events that a caller appends by this command."""
-    match command:
-        case Append(event=event):
-            return (event,)
-        case AppendAll(events=events):
-            return events
-        case _:
-            return ()
-
-
-def _events_named_by(command: Command | Query) -> Sequence[str]:
-    """Return the ids of the events that a command appends, or expects in the log."""
-    named: list[str] = []
-    match command:
-        case Append() | AppendAll():
-            named += [event.id for event in _events_of(command)]
-        case Change(change_id=str(change_id)):
-            named.append(change_id)
-        case Send(event_id=str(event_id)) | Answer(event_id=str(event_id)):
-            named.append(event_id)
-        case _:
-            pass
-    expected = command.expected if isinstance(command, FromOutside) else None
-    if expected is not None and expected.event_id is not None:
-        named.append(expected.event_id)
-    return named
-
-
-def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:
-    return [
-        encode_record(event, one.decision.written.get(event.id))
-        for one in decided
-        for event in one.decision.events
-    ]
-
-
-def _rejections_of(decided: Sequence[_Taken]) -> Sequence[Rejection]:
-    """Return the events that admission refused: they are kept before their callers hear of it."""
-    rejections = [
-        _rejection(one.refusal, one)
-        for one in decided
-        if one.refusal is not None and isinstance(one.refusal, AdmissionRefused)
-    ]
-    return rejections or ()  # an empty list would be one object more while the commit is waited for
-
-
-def _rejection(refusal: AdmissionRefused, stamp: Stamp) -> Rejection:
-    violation = refusal.violation
-    return Rejection(
-        at=stamp.now,
-        violation=violation.name,
-        # It may quote an id with a NUL, which a database cannot store.
-        reason=violation.reason.replace("\0", "\ufffd"),
-        payload=encode_event(violation.event),
-    )

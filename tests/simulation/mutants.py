@@ -29,7 +29,7 @@ from turnkeeper.actors.journals import memory
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.journals.sqlite import state as state_shell
 from turnkeeper.actors.models import base as models_base
-from turnkeeper.actors.owner import draining, loading
+from turnkeeper.actors.owner import draining, loading, look_ups
 from turnkeeper.actors.owner.actor import ConversationActor
 from turnkeeper.actors.owner.live_answer import PieceCursor
 from turnkeeper.actors.owner.log_cursor import LogCursor
@@ -105,8 +105,8 @@ MUTANTS = [
     ),
     Mutant(
         "a chat message beyond memory is not looked up",
-        ConversationActor,
-        "_look_up_message",
+        look_ups,
+        "_find_message",
         "if not turns.may_have_forgotten(message_id):",
         "if True:",
     ),
@@ -432,7 +432,7 @@ PROMISES = [
         "a rejected event is not kept among the rejections",
         ConversationActor,
         "_run",
-        "if rejections := _rejections_of(batch):",
+        "if rejections := rejections_of(batch):",
         "if False:",
         test="tests/actors/owner/test_loop.py::"
         "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",
