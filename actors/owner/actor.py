@@ -782,17 +782,19 @@ class ConversationActor(Actor[Command | Query]):
             end = EndTurn(turn_id, epoch, type(error).__name__, error_text(error))
         finally:
             inside.is_over = True
-        said = "turn failed"
+        name = self._conversation_id
         if turn.is_held:
             # The agent swallowed `TurnSuspended`, or raised it in a group. A later run of the
             # agent ends the turn.
-            said = "agent failed in a turn that is held"
             if isinstance(failure, BaseExceptionGroup):
                 failure = failure.split((StaleTurn, TurnSuspended))[1]
-        elif not await self._tell_owner(end):
-            return  # the owner has ended, and the failure may be no more than a consequence of that
-        if failure is not None:
-            log_failure(said, failure, conversation=self._conversation_id, turn=turn_id)
+            if failure is not None:
+                log_failure(
+                    "agent failed in a turn that is held", failure, conversation=name, turn=turn_id
+                )
+        # If the owner has ended, the failure may be no more than a consequence of that.
+        elif await self._tell_owner(end) and failure is not None:
+            log_failure("turn failed", failure, conversation=name, turn=turn_id)
 
     def _is_going_on(self, turn: TurnContext) -> bool:
         """True if this run still answers its turn; a `StaleTurn` then came from another turn."""

@@ -72,7 +72,7 @@ MAKERS: Mapping[Callable[..., Any], tuple[Mapping[str, Any], str]] = {
     OpenAIResponsesModel: ({"model": "m"}, "timeout_s"),
     AnthropicModel: ({"model": "m"}, "max_tokens timeout_s"),
     SQLiteJournal: ({"path": "no.db"}, "busy_wait_s queued_events_max rejection_age_s_max"),
-    PostgresJournal: ({"conninfo": "x"}, "lease_s queued_events_max rejection_age_s_max"),
+    PostgresJournal: ({"conninfo": "dbname=x"}, "lease_s queued_events_max rejection_age_s_max"),
     GatewayLimits: ({}, "body_bytes_max heartbeat_s streams_max"),
     Backoff: ({}, "first_s factor max_s jitter reset_s"),
     Supervision: ({}, "restarts_max window_s"),
