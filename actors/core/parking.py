@@ -2,8 +2,9 @@
 
 A parked result is not in the log and not acknowledged. If its owner stops, it is lost, and its
 sender was never told that it was kept. The owner parks the results that admission calls
-unmatched, takes those that are ready after each command that brought calls, and takes those that
-are overdue when its timer fires. Parking is bounded in number and in time.
+unmatched. It takes those that are ready after each command that brought calls, those that another
+event forestalls as soon as that is decided, and those that are overdue when its timer fires.
+Parking is bounded in number and in time.
 
 All senders of one result get one answer: none is told that it was refused while it may still get
 into the log for another. That includes the senders of several events, of which one is parked.
@@ -11,13 +12,13 @@ into the log for another. That includes the senders of several events, of which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from turnkeeper.runtime import Refused
 
-from ..events import ActionEvent, Event, ObservationLikeEvent
+from ..events import Event, ObservationLikeEvent
 from .admission import AdmissionRefused, Violation
 
 __all__ = ["Parked", "Parking"]
@@ -93,19 +94,9 @@ class Parking(Generic[T]):
         """True if the call of a parked result has not come."""
         return any(parked.event.tool_call_id not in open_calls for parked in self._parked)
 
-    def take_ready(
-        self, open_calls: Container[str], appended: Collection[Event] = ()
-    ) -> tuple[Parked[T], ...]:
-        """Take the results whose calls have come, oldest first.
-
-        `appended`: the events of the newest command, whose calls may have come with their results.
-        """
-        calls = {event.tool_call_id for event in appended if isinstance(event, ActionEvent)}
-        return self._take(
-            lambda parked: (
-                parked.event.tool_call_id in open_calls or parked.event.tool_call_id in calls
-            )
-        )
+    def take_ready(self, open_calls: Container[str]) -> tuple[Parked[T], ...]:
+        """Take the results whose calls have come, oldest first."""
+        return self._take(lambda parked: parked.event.tool_call_id in open_calls)
 
     def take_forestalled(self, events: Sequence[Event]) -> tuple[Parked[T], ...]:
         """Take the results whose id or call these events have taken, oldest first."""

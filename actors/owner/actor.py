@@ -99,7 +99,6 @@ from ..errors import (
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
-    Event,
     LLMConvertibleEvent,
     LoggedEvent,
 )
@@ -359,7 +358,7 @@ class ConversationActor(Actor[Command | Query]):
                     self._decide_one(parked.ticket, decided)
                 is_waiting = parking.is_waiting(self._working.state.admission.open_calls)
                 if not (is_waiting and self._may_precede_more_calls(command)):
-                    self._release_parked(parking, decided, decision.events)
+                    self._release_parked(parking, decided)
             if self._held and self._working.state.turns.waits_for is None:
                 held, self._held = self._held, ()
                 for waiting in held:
@@ -390,14 +389,9 @@ class ConversationActor(Actor[Command | Query]):
             parking = self._parking = Parking(wait_s=self._setup.park_s)
         return parking.park(refusal, taken, now=self._setup.ports.loop_time())
 
-    def _release_parked(
-        self, parking: Parking[Taken], decided: list[Taken], appended: Sequence[Event] = ()
-    ) -> None:
-        """Append the parked results whose calls have come.
-
-        If a call came together with its result, in `appended`, its parked result is a duplicate.
-        """
-        for parked in parking.take_ready(self._working.state.admission.open_calls, appended):
+    def _release_parked(self, parking: Parking[Taken], decided: list[Taken]) -> None:
+        """Append the parked results whose calls have come."""
+        for parked in parking.take_ready(self._working.state.admission.open_calls):
             self._decide_one(parked.ticket, decided)
 
     def _may_precede_more_calls(self, command: Command | Query) -> bool:
