@@ -67,7 +67,7 @@ class Stamp:
     known_events: Mapping[str, LoggedEvent] = field(default_factory=lambda: NO_TABLE)
     """The events that the command names by their ids, those that the log has."""
     known_answers: Mapping[str, bool] = field(default_factory=lambda: NO_TABLE)
-    """The answers under the command's event id, if the turn table has let them go."""
+    """The answers that the log has under the command's event id."""
 
     @property
     def at(self) -> datetime:

@@ -124,17 +124,14 @@ async def find_events(
 async def _find_given(
     given: LoggedEvent, working: WorkingState, journal: Journal
 ) -> Mapping[str, bool]:
-    """Return the answers that this event gave, if the turn table has let them go.
+    """Return the answers that this event gave; none if the calls that it answers are not found.
 
-    Looks through one page of the log: so many events seldom come before an answer.
+    Looks through one page of the log: so many events seldom come before an answer. Also if the turn
+    table has them: earlier commands of the batch may make it let them go.
     """
-    event, state, name = given.event, working.state, working.conversation_id
-    if (
-        not isinstance(event, ConfirmationGivenEvent)
-        or len(state.turns.answers) < state.limits.known_messages_max
-    ):
+    event, seq, name = given.event, given.seq, working.conversation_id
+    if not isinstance(event, ConfirmationGivenEvent):
         return NO_TABLE
-    seq = given.seq
     after = max(0, seq - 1 - READ_PAGE)
     for record in reversed(await journal.read(name, after=after, limit=READ_PAGE)):
         if record.seq < seq and record.kind == "confirmation_requested":

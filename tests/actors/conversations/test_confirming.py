@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,8 +22,10 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotConfirmable
 from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent, UserRejectEvent
+from turnkeeper.actors.journal import Record
+from turnkeeper.runtime.testing import settle
 
-from .worlds import verified
+from .worlds import WatchedJournal, verified
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +128,50 @@ async def test_answers_that_memory_has_let_go_are_the_same_under_their_event_id(
             with pytest.raises(EventIdConflict):
                 await chat.answer(answers, event_id="r0")
         assert (await chat.at()).seq == head
+
+
+class HeldJournal(WatchedJournal):
+    """Holds every append until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = anyio.Event()
+        self.gate.set()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        await self.gate.wait()
+
+
+async def test_answers_that_their_batch_made_memory_let_go_are_the_same() -> None:
+    """The owner had looked whether memory has them before the batch, and found it so."""
+
+    async def pay(to: str) -> str:
+        return f"paid {to}"
+
+    journal = HeldJournal()
+    pairs = [[ToolCall("pay", {"to": name}) for name in names] for names in ("ab", "cd")]
+    model = ScriptedModel([*(ModelResponse(calls=calls) for calls in pairs), "done"])
+    agent = ToolAgent(model, [pay], confirm="always")
+    async with verified(
+        agent, journal=journal, limits=Limits(known_messages_max=3), queued_messages_max=1
+    ) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("pay them")
+        first = dict.fromkeys(await shown(chat, 1), True)
+        await chat.answer(first, event_id="r0")
+        second = dict.fromkeys(await shown(chat, 2), True)
+        await settle()
+
+        journal.gate = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(chat.change, title="held"))
+            await settle()
+            for answers, event_id in ((second, "r1"), (first, "r0")):  # taken together
+                group.start_soon(partial(chat.answer, answers, event_id=event_id))
+                await settle()
+            journal.gate.set()
+
+        assert await turn.reply() == "done"
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", object()])
