@@ -686,9 +686,9 @@ class Conversation:
                 # query after that.
                 await self._region[fork_id].ask(GetView(expected=Expected(exists=True)))
             except ConversationNotFound:
-                # What still goes on there, such as a parked result, begins no conversation.
+                # What still goes on there, such as a parked result, begins no conversation. Once it
+                # has stopped, another owner may have begun: so look again.
                 await self._region.stop_actor(fork_id)
-                return
 
     async def _is_fork(
         self, fork: Conversation, at: int, event_id: str | None, owner: str | None

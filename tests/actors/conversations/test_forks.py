@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from turnkeeper.actors import (
     View,
     agent,
 )
+from turnkeeper.actors.core.commands import Expected, GetView
 from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationExists,
@@ -461,6 +463,71 @@ async def test_a_fork_takes_a_name_under_which_a_result_waits_for_its_call() -> 
             fork = await conversations["c"].fork("d")
 
         assert await log_of(fork) == ["u:A", "a:a(A)"]
+
+
+class Slow(MemoryJournal):
+    """Forks only after an owner may have opened its log, and looks for a name after that."""
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+        return await super().info(conversation_id)
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+        listing: Listing | None = None,
+        at_event_id: str | None = None,
+    ) -> Claim:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return await super().fork(
+            conversation_id,
+            fork_id,
+            at=at,
+            records=records,
+            is_unfinished=is_unfinished,
+            listing=listing,
+            at_event_id=at_event_id,
+        )
+
+
+@pytest.mark.parametrize("_", range(8))  # trio draws which of two tasks goes first
+async def test_a_fork_finds_out_that_an_owner_has_begun_where_it_has_just_stopped_one(
+    _: int,
+) -> None:
+    """That owner began before the fork, and its callers got `Fenced`."""
+    early = ObservationEvent(tool_call_id="call", content="early")
+    async with verified(HeldAgent(), journal=Slow()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        region = conversations._open_region()
+        forks: list[Conversation] = []
+        async with anyio.create_task_group() as group:
+
+            async def park() -> None:
+                with pytest.raises(ResultNotKept):
+                    await conversations["d"].append(early, park=True)
+
+            group.start_soon(park)
+            await anyio.wait_all_tasks_blocked()
+
+            async def look_once_it_has_stopped() -> None:
+                """As a caller in another process does: no handle here makes it wait."""
+                while "d" in region.active and not forks:
+                    await anyio.lowlevel.checkpoint()
+                with suppress(ConversationNotFound):
+                    await region["d"].ask(GetView(expected=Expected(exists=True)))
+
+            for _ in range(8):
+                group.start_soon(look_once_it_has_stopped)
+            forks.append(await conversations["c"].fork("d"))
+
+        assert await log_of(forks[0]) == ["u:A", "a:a(A)"]
 
 
 async def test_a_fork_takes_the_name_of_a_deleted_conversation_whose_agent_still_cleans_up() -> (
