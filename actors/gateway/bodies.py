@@ -1,24 +1,46 @@
-"""Bodies in the shape of another protocol: read in part, with the conversation named inside."""
+"""Bodies: those of other protocols, read in part, and bounds on the faults of all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from .access import Action
 from .faults import invalid_id
 from .names import is_new_id
 from .service import ConversationCaller, May, Service
 
-__all__ = ["PART_RULE", "Given", "Items", "MayByBody"]
+__all__ = ["PART_RULE", "Given", "Items", "MayByBody", "keep_one_unknown", "one_unknown"]
 
 T = TypeVar("T")
 
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list of any length. It is checked up to its first fault: an error for each item that is wrong
 would take a thousand times the memory of a body that has nothing else, and stop the event loop."""
+
+
+def keep_one_unknown(given: object, fields: Mapping[str, object]) -> object:
+    """Return an object without its unknown members except the first.
+
+    Pydantic makes an error for each of them, which took the event loop 4 s for a body that has
+    nothing else. One is enough: the error says which members are allowed, and names no other.
+    """
+    if not isinstance(given, dict):
+        return given
+    known = {name: given[name] for name in fields if name in given}
+    if len(known) == len(given):
+        return given
+    unknown = next(name for name in given if name not in fields)
+    return {**known, unknown: given[unknown]}
+
+
+def one_unknown(model: type[BaseModel]) -> BeforeValidator:
+    """Let a model that refuses unknown members make an error for one of them only."""
+    return BeforeValidator(lambda given: keep_one_unknown(given, model.model_fields))
+
 
 PART_RULE = "each part must be a text, or a file as base64 or by its web address"
 

@@ -15,6 +15,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
@@ -31,6 +32,7 @@ from ..errors import NotYours
 from ..events import FileContent, ImageContent
 from ..journal import ListOrder
 from ..journals.transfer import export_lines
+from .bodies import keep_one_unknown, one_unknown
 from .changes import feed_changes
 from .events import feed_events, page_of_events
 from .faults import invalid_id, unusable
@@ -79,6 +81,11 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown(cls, given: object) -> object:
+        return keep_one_unknown(given, cls.model_fields)
+
 
 def _whole(rule: LiteralString) -> WrapValidator:
     """Check an object as a whole: an error does not name its keys, which the client chose."""
@@ -97,13 +104,15 @@ def _whole(rule: LiteralString) -> WrapValidator:
 
 class MessageBody(Body):
     content: str
-    images: list[ImageContent] = Field(default=[], max_length=64)
+    images: list[Annotated[ImageContent, one_unknown(ImageContent)]] = Field(
+        default=[], max_length=64
+    )
     on_overlap: OnOverlap | None = None
     replaces: str | None = Field(default=None, max_length=ID_LENGTH_MAX)
     """The id of an earlier message: its turn and all later ones leave the view."""
     metadata: dict[str, object] = {}
     """Kept with the message; the model does not see it."""
-    files: list[FileContent] = Field(default=[], max_length=64)
+    files: list[Annotated[FileContent, one_unknown(FileContent)]] = Field(default=[], max_length=64)
 
 
 IfMatch: TypeAlias = Annotated[str | None, Header(description="A cursor of this conversation.")]
