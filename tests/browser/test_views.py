@@ -525,6 +525,55 @@ async def test_a_call_is_shown_whole_and_in_order_to_the_person_who_allows_it(
         await world.shows("; rm -r \\u202edlrow\\u202c /", "tk-detail")
 
 
+async def test_a_long_call_stays_inside_its_card_on_a_phone(browser: Browser) -> None:
+    async def note(text: str) -> str:
+        """Write a note."""
+        return text
+
+    model = ScriptedModel([ModelResponse("", calls=[ToolCall("note", {"text": "9" * 1_000_000})])])
+    asking = ToolAgent(model, [note], confirm=["note"])
+    async with site(browser, agent=asking, width=375) as world:
+        await world.conversations["alice"].send("note this")
+        await world.at("alice", "act")
+        await world.shows("Show more (20,000 of 1,000,", "tk-act li.card")
+
+        beyond = await world.page.locator("tk-act li.card *").evaluate_all(
+            """(all) => all.filter((one) => {
+                const right = (each) => each.getBoundingClientRect().right;
+                return right(one) > right(one.closest('tk-act > *'));
+            }).map((one) => one.outerHTML.slice(0, 80))"""
+        )
+        assert beyond == []
+
+
+async def test_calls_that_arrive_late_do_not_hide_those_that_wait_now(browser: Browser) -> None:
+    """The first view is held back until the page shows the call that came after it."""
+    held: list[Route] = []
+
+    async def hold(route: Route) -> None:
+        if held:
+            await route.continue_()
+        else:
+            held.append(route)
+
+    asked = [ModelResponse("", calls=[ToolCall("refund", {"order": n})]) for n in (1, 2)]
+    agent = ToolAgent(ScriptedModel([*asked, "Done."]), [refund], confirm=["refund"])
+    async with site(browser, agent=agent) as world:
+        await world.page.route("**/view?brief=*", hold)
+        chat = world.conversations["alice"]
+        await chat.send("pay both back")
+        await world.at("alice", "act")
+        while not held:
+            await anyio.lowlevel.checkpoint()
+        await chat.answer(dict.fromkeys((await chat.at()).turns.awaiting, True))
+        await world.shows('refund({"order":2})', "tk-act li.card")
+
+        async with world.page.expect_response("**/view?brief=*"):
+            await held[0].continue_()
+        await world.page.evaluate("() => new Promise(requestAnimationFrame)")
+        await expect(world.page.locator("tk-act li.card")).to_contain_text('refund({"order":2})')
+
+
 async def test_a_message_is_edited_a_fork_made_and_a_log_exported_and_verified(
     browser: Browser, tmp_path: Path
 ) -> None:

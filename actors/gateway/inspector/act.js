@@ -186,8 +186,9 @@ export class Act extends HTMLElement {
   async #showWaiting() {
     const awaiting = this.#state?.awaiting ?? [];
     this.#waiting.hidden = !awaiting.length;
-    if (this.#waiting.dataset.calls === awaiting.join(" ")) return;
-    this.#waiting.dataset.calls = awaiting.join(" ");
+    const wanted = awaiting.join(" ");
+    if (this.#waiting.dataset.calls === wanted) return;
+    this.#waiting.dataset.calls = wanted;
     if (!awaiting.length) return show(this.#waiting);
     const [line, run] = this.#teller();
     const view = await this.#log.ask("/view", { query: { brief: 2_000 } });
@@ -195,6 +196,7 @@ export class Act extends HTMLElement {
     const whole = async (offset) => (await this.#log.ask("/view", { query: { at: view.seq, offset, limit: 1 } })).events[0];
     const shown = view.events.map((event, n) => event.kind === "action" && awaiting.includes(event.tool_call_id) && (event.cut ? whole(n) : event));
     const calls = await Promise.all(shown.filter(Boolean));
+    if (this.#waiting.dataset.calls !== wanted) return; // others wait by now, and are shown
     const answers = new Map();
     const rows = calls.map((call) => {
       const name = `call-${(ids += 1)}`;
