@@ -94,17 +94,17 @@ async def _write_events(
         if pieces and caller.conversation.hears_pieces is not is_heard:
             is_heard = not is_heard
             await write(sse({"pieces": is_heard}, event="note"))
+        if may_be_anothers and item is not None:
+            await caller.conversation.check_owner()
+            may_be_anothers = False
         if item is None:
             await write(_HEARTBEAT)
         elif isinstance(item, TextDelta):
             await write(frames.of_piece(item))
             await streams.gather_pieces()
         elif is_checked:
-            if may_be_anothers or (
-                isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None
-            ):
+            if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
                 await caller.conversation.check_owner()
-                may_be_anothers = False
             if is_heard and follower is not None and follower.is_short_of(item):
                 is_heard = False
                 await write(sse({"pieces": is_heard}, event="note"))

@@ -240,6 +240,30 @@ async def test_a_stream_that_waits_for_a_conversation_shows_none_of_another_user
         assert "secret" not in seen[0]
 
 
+async def test_a_stream_that_waits_for_a_conversation_hears_no_piece_of_another_user() -> None:
+    """The reader begins after the last event before the pieces, so these come first."""
+    async with wired() as wire:
+        seen: list[str] = []
+
+        async def read() -> None:
+            path = f"{CHAT}/events?after=2&pieces=true"
+            seen.append((await wire.ask("alice", "GET", path)).text)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            while not wire.http._transport.app._service.streams.count:  # type: ignore[attr-defined]
+                await anyio.lowlevel.checkpoint()
+            wire.agent.hold("stream secret")
+            turn = await wire.conversations["alice:chat"].send("stream secret")
+            await wire.agent.reached["stream secret"].wait()
+            await anyio.wait_all_tasks_blocked()
+            wire.agent.release("stream secret")
+            await turn.end()
+
+        assert 'data: {"why":"conversation-not-found"}' in seen[0]
+        assert "a(" not in seen[0]
+
+
 async def test_a_turn_is_not_told_on_when_its_conversation_is_given_away() -> None:
     said = {"id": "m1", "role": "user", "content": "one"}
     parts = {"id": "m2", "role": "user", "parts": [{"type": "text", "text": "two"}]}
