@@ -349,7 +349,7 @@ def token(
     except OSError as error:
         fail(UNUSABLE, f"{file}: {error.strerror}; no token was made")
     with opened:
-        # It is shown first: a token that nobody has seen must not get in.
+        # It is shown first: a token that could not be shown must not get in.
         print(made, flush=True)
         try:
             _add_line(opened, line)
