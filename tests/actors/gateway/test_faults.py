@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from httpx import Response
 
 from turnkeeper.actors import gateway
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.gateway import application, faults
 
 from .worlds import World, gateway_world
@@ -263,6 +264,7 @@ async def test_objects_that_a_client_may_fill_have_no_bound_on_their_members(wor
 
     assert reply.status_code == 202, reply.text
     [message] = (await world.conversations["alice"].at()).view[:1]
+    assert isinstance(message, UserMessageEvent)
     assert message.metadata == UNKNOWN
 
 
