@@ -50,6 +50,7 @@ from ..errors import (
     ConversationsClosed,
     CorruptLog,
     InvalidInput,
+    JournalUnavailable,
     MessageNotFound,
     NothingToRetract,
     NotRetractable,
@@ -89,6 +90,8 @@ __all__ = ["Conversation", "Follower"]
 
 R = TypeVar("R")
 
+_READINGS_MAX = 10
+"""How often a log is read for one state, if another owner begins during each reading."""
 DECIDED_BEFORE_MAX = 3
 """How far before a chat message the end of the turn that it cut off can be: that end, a system
 prompt, and the start of its own turn may come before it."""
@@ -377,12 +380,13 @@ class Conversation:
     async def at(self, seq: int | None = None) -> Folded:
         """Return the state at `seq`, or at the end of the log. It only reads the log.
 
-        Raises `ConversationNotFound`, `CorruptLog`, and `InvalidInput` if the log has no such seq.
+        Raises `ConversationNotFound`, `CorruptLog`, `InvalidInput` if the log has no such seq, and
+        `JournalUnavailable` if another owner began during each of several readings.
         """
         if seq is not None:
             check_whole("at", seq)
         info = await self._journal.info(self.conversation_id)
-        while True:
+        for _ in range(_READINGS_MAX):
             upto = info.head if seq is None else seq
             if not 0 <= upto <= info.head:
                 raise _no_such_seq(self.conversation_id, upto, 0, info.head)
@@ -398,6 +402,10 @@ class Conversation:
                 return found
             # Another owner has begun meanwhile. The conversation may have been deleted and begun
             # anew: then a snapshot of one log and records of another were read.
+        raise JournalUnavailable(
+            f"conversation {self.conversation_id} got another owner during each of "
+            f"{_READINGS_MAX} readings of its log; read again"
+        )
 
     async def steps(self) -> Sequence[Step]:
         """Return the model calls of the conversation, oldest first.

@@ -29,6 +29,7 @@ from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationNotFound,
     InvalidInput,
+    JournalUnavailable,
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
@@ -540,3 +541,22 @@ async def test_a_state_is_of_one_log_though_its_conversation_is_deleted_and_begu
 
         said = [getattr(event, "content", "") for event in state.view]
         assert said == ["A", "a(A)", "B", "a(B)", "C", "a(C)", "D", "a(D)"][: at and at // 2]
+
+
+class Restless(MemoryJournal):
+    """Says at each look that another owner has begun."""
+
+    looks = 0
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        self.looks += 1
+        return (await super().info(conversation_id))._replace(epoch=self.looks)
+
+
+async def test_a_state_of_a_log_whose_owners_begin_without_end_is_refused() -> None:
+    journal = Restless()
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        await conversations["c"].append(UserMessageEvent(content="hello"))
+
+        with pytest.raises(JournalUnavailable, match="c got another owner during each"):
+            await conversations["c"].at()
