@@ -59,6 +59,11 @@ class Parking(Generic[T]):
         """The time at which the oldest is overdue."""
         return self._parked[0].until if self._parked else None
 
+    @property
+    def tickets(self) -> Sequence[T]:
+        """The commands that wait, oldest first."""
+        return [one.ticket for one in self._parked]
+
     def park(self, refusal: AdmissionRefused, ticket: T, *, now: float) -> AdmissionRefused | None:
         """Park the event that was refused. Return the refusal if it cannot be parked."""
         event = refusal.violation.event

@@ -99,6 +99,7 @@ from ..errors import (
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
+    Event,
     LLMConvertibleEvent,
     LoggedEvent,
 )
@@ -109,7 +110,7 @@ from ..values.type_names import a_type
 from .batch import Taken, between_deletions, events_of, records_of, rejections_of
 from .draining import Drain
 from .loading import fold_log, in_slices, load_state
-from .look_ups import find_events, look_up, look_up_in_batch, may_be_known
+from .look_ups import find_events, look_up, look_up_in_batch, may_be_known, note_decided
 from .nodes import NodeLink
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
@@ -353,6 +354,7 @@ class ConversationActor(Actor[Command | Query]):
             taken.decision = decision
             decided.append(taken)
             if parking:
+                self._note_decided(parking, decision.events)
                 # Now, while `look_up_in_batch` finds these events.
                 for parked in parking.take_forestalled(decision.events):
                     self._decide_one(parked.ticket, decided)
@@ -363,6 +365,12 @@ class ConversationActor(Actor[Command | Query]):
                 held, self._held = self._held, ()
                 for waiting in held:
                     self._decide_one(waiting, decided)
+
+    def _note_decided(self, parking: Parking[Taken], events: Sequence[Event]) -> None:
+        """Let the commands with parked results know of the events that have just been decided."""
+        first = self._working.state.seq - len(events) + 1
+        logged = [LoggedEvent(seq, event) for seq, event in enumerate(events, first)]
+        note_decided(logged, parking.tickets)
 
     def _park(
         self, taken: Taken, refusal: AdmissionRefused | EventIdConflict

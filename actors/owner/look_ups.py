@@ -4,7 +4,9 @@ A command names what the log may have already: the event or chat message that it
 sent again, and those that it replaces or expects. `decide` finds the newest of them in the working
 state. Older ones are put into the command's stamp. `look_up` reads them from the journal, before
 the batch is decided, because a decision does not wait. `look_up_in_batch` finds those that earlier
-commands of the batch have decided and the working state has dropped since.
+commands of the batch have decided and the working state has dropped since. A command that waits
+with a parked result is decided batches later: `note_decided` puts what is decided meanwhile into
+its stamp.
 
 Invariant: when a command is decided, everything that the log or the batch has under an id that it
 names is in the working state or in its stamp. Only the owner writes the log, so the journal's
@@ -13,7 +15,7 @@ answer still holds then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -35,7 +37,7 @@ from ..values.tables import NO_TABLE
 from ..values.type_names import a_name
 from .batch import Taken, events_of
 
-__all__ = ["find_events", "look_up", "look_up_in_batch", "may_be_known"]
+__all__ = ["find_events", "look_up", "look_up_in_batch", "may_be_known", "note_decided"]
 
 
 def may_be_known(command: Command | Query, event_id_max: str) -> bool:
@@ -175,6 +177,15 @@ def look_up_in_batch(
                 taken.known_message = _find_in_batch(message_id, decided, working, committed_seq)
         case _:
             pass
+
+
+def note_decided(decided: Sequence[LoggedEvent], waiting: Iterable[Taken]) -> None:
+    """Put these events into the stamps of the commands that wait, where they name them."""
+    by_id = {logged.event.id: logged for logged in decided}
+    for taken in waiting:
+        named = [each for each in _events_named_by(taken.command) if each in by_id]
+        if named:
+            taken.known_events = {**taken.known_events, **{each: by_id[each] for each in named}}
 
 
 def _forgotten_of(event_ids: Sequence[str], working: WorkingState) -> set[str]:

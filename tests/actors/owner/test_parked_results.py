@@ -269,6 +269,38 @@ async def test_append_all_with_a_parked_result_and_others_is_refused_once_its_fa
         assert not await chat.rejections()
 
 
+async def test_append_all_knows_of_its_events_that_came_while_it_waited_and_left_memory() -> None:
+    """It was an `EventIdConflict`, though the log had both of its events, in its order."""
+    one, two = result("1"), result("2")
+    limits = Limits(recent_events_max=4)
+    journal = MemoryJournal()
+    async with verified(HeldAgent(), journal=journal, limits=limits) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: dict[str, Appended | Duplicate] = {}
+
+        async def append_both() -> None:
+            answers["both"] = await chat.append_all([two, one])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(chat.append, one, park=True))
+            await until_parked(conversations, 1)
+            group.start_soon(partial(chat.append, two, park=True))
+            await until_parked(conversations, 2)
+            group.start_soon(append_both)
+            await until_parked(conversations, 3)
+            await chat.append(call("2").model_copy(update={"llm_response_id": "other"}))
+            await chat.append(UserMessageEvent(content="the second result is before this"))
+            await until_parked(conversations, 2)
+            for n in range(6):
+                await chat.append(UserMessageEvent(content=f"more than memory keeps {n}"))
+            await chat.append(call("1"))
+            await chat.append(UserMessageEvent(content="the first result is before this"))
+
+        log = [logged.event async for logged in chat.events(live=False)]
+        assert answers["both"] == Duplicate(log.index(one) + 1)
+
+
 async def test_append_all_with_a_parked_result_is_refused_with_it_when_it_is_overdue() -> None:
     clock = VirtualClock()
     parked, other = result("1"), result("2")
