@@ -99,7 +99,6 @@ from ..errors import (
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
-    Event,
     LLMConvertibleEvent,
     LoggedEvent,
 )
@@ -354,7 +353,7 @@ class ConversationActor(Actor[Command | Query]):
             taken.decision = decision
             decided.append(taken)
             if parking:
-                self._note_decided(parking, decision.events)
+                note_decided(decision.events, self._working, parking.tickets)
                 # Now, while `look_up_in_batch` finds these events.
                 for parked in parking.take_forestalled(decision.events):
                     self._decide_one(parked.ticket, decided)
@@ -365,12 +364,6 @@ class ConversationActor(Actor[Command | Query]):
                 held, self._held = self._held, ()
                 for waiting in held:
                     self._decide_one(waiting, decided)
-
-    def _note_decided(self, parking: Parking[Taken], events: Sequence[Event]) -> None:
-        """Let the commands with parked results know of the events that have just been decided."""
-        first = self._working.state.seq - len(events) + 1
-        logged = [LoggedEvent(seq, event) for seq, event in enumerate(events, first)]
-        note_decided(logged, parking.tickets)
 
     def _park(
         self, taken: Taken, refusal: AdmissionRefused | EventIdConflict

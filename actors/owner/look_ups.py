@@ -179,9 +179,10 @@ def look_up_in_batch(
             pass
 
 
-def note_decided(decided: Sequence[LoggedEvent], waiting: Iterable[Taken]) -> None:
-    """Put these events into the stamps of the commands that wait, where they name them."""
-    by_id = {logged.event.id: logged for logged in decided}
+def note_decided(events: Sequence[Event], working: WorkingState, waiting: Iterable[Taken]) -> None:
+    """Put the events just decided into the stamps of the commands that wait, if they name them."""
+    first = working.state.seq - len(events) + 1
+    by_id = {event.id: LoggedEvent(seq, event) for seq, event in enumerate(events, first)}
     for taken in waiting:
         named = [each for each in _events_named_by(taken.command) if each in by_id]
         if named:

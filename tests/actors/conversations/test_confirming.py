@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +21,9 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotConfirmable
 from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent, UserRejectEvent
-from turnkeeper.actors.journal import Record
 from turnkeeper.runtime.testing import settle
 
-from .worlds import WatchedJournal, verified
+from .worlds import HeldJournal, verified
 
 pytestmark = pytest.mark.anyio
 
@@ -128,18 +126,6 @@ async def test_answers_that_memory_has_let_go_are_the_same_under_their_event_id(
             with pytest.raises(EventIdConflict):
                 await chat.answer(answers, event_id="r0")
         assert (await chat.at()).seq == head
-
-
-class HeldJournal(WatchedJournal):
-    """Holds every append until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = anyio.Event()
-        self.gate.set()
-
-    async def before_append(self, records: Sequence[Record]) -> None:
-        await self.gate.wait()
 
 
 async def test_answers_that_their_batch_made_memory_let_go_are_the_same() -> None:

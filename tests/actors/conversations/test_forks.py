@@ -158,10 +158,11 @@ async def whole_log(chat: Conversation) -> list[Event]:
     return [logged.event async for logged in chat.events(live=False)]
 
 
-class ForkedLate(MemoryJournal):
-    """Deletes the conversation, and begins it anew, before a fork of it lands."""
+class WatchedForks(MemoryJournal):
+    """Lets a test act before each fork, or fail it."""
 
-    conversations: Conversations
+    async def before_fork(self, conversation_id: str, fork_id: str) -> None:
+        raise NotImplementedError
 
     async def fork(
         self,
@@ -174,9 +175,7 @@ class ForkedLate(MemoryJournal):
         at_event_id: str | None = None,
         listing: Listing | None = None,
     ) -> Claim:
-        await self.conversations.delete(conversation_id)
-        for text in ("X", "Y"):
-            await (await self.conversations[conversation_id].send(text)).end()
+        await self.before_fork(conversation_id, fork_id)
         return await super().fork(
             conversation_id,
             fork_id,
@@ -186,6 +185,17 @@ class ForkedLate(MemoryJournal):
             at_event_id=at_event_id,
             listing=listing,
         )
+
+
+class ForkedLate(WatchedForks):
+    """Deletes the conversation, and begins it anew, before a fork of it lands."""
+
+    conversations: Conversations
+
+    async def before_fork(self, conversation_id: str, fork_id: str) -> None:
+        await self.conversations.delete(conversation_id)
+        for text in ("X", "Y"):
+            await (await self.conversations[conversation_id].send(text)).end()
 
 
 async def test_a_fork_of_a_conversation_that_is_deleted_and_begun_anew_meanwhile_is_refused() -> (
@@ -204,18 +214,8 @@ async def test_a_fork_of_a_conversation_that_is_deleted_and_begun_anew_meanwhile
         assert [info.conversation_id for info in (await conversations.list()).rows] == ["c"]
 
 
-class NoForks(MemoryJournal):
-    async def fork(
-        self,
-        conversation_id: str,
-        fork_id: str,
-        *,
-        at: int,
-        records: Sequence[Record],
-        is_unfinished: bool,
-        at_event_id: str | None = None,
-        listing: Listing | None = None,
-    ) -> Claim:
+class NoForks(WatchedForks):
+    async def before_fork(self, conversation_id: str, fork_id: str) -> None:
         raise JournalUnavailable("the disk is full; nothing was written")
 
 
@@ -233,7 +233,7 @@ async def test_a_fork_that_fails_leaves_nothing_behind_and_switches_nothing_off(
         assert await chat.view() == View.from_events(await whole_log(chat))
 
 
-class HeldCalls(MemoryJournal):
+class HeldCalls(WatchedForks):
     """Holds the first call of one kind for conversation "d" until it is let go on."""
 
     def __init__(self, what: str) -> None:
@@ -272,27 +272,8 @@ class HeldCalls(MemoryJournal):
             listing=listing,
         )
 
-    async def fork(
-        self,
-        conversation_id: str,
-        fork_id: str,
-        *,
-        at: int,
-        records: Sequence[Record],
-        is_unfinished: bool,
-        at_event_id: str | None = None,
-        listing: Listing | None = None,
-    ) -> Claim:
+    async def before_fork(self, conversation_id: str, fork_id: str) -> None:
         await self._hold("fork", fork_id)
-        return await super().fork(
-            conversation_id,
-            fork_id,
-            at=at,
-            records=records,
-            is_unfinished=is_unfinished,
-            at_event_id=at_event_id,
-            listing=listing,
-        )
 
 
 @pytest.mark.parametrize("held", ["claim", "append"])
@@ -465,7 +446,7 @@ async def test_a_fork_takes_a_name_under_which_a_result_waits_for_its_call() -> 
         assert await log_of(fork) == ["u:A", "a:a(A)"]
 
 
-class Slow(MemoryJournal):
+class Slow(WatchedForks):
     """Forks only after an owner may have opened its log, and looks for a name after that."""
 
     async def info(self, conversation_id: str) -> ConversationInfo:
@@ -473,28 +454,9 @@ class Slow(MemoryJournal):
             await anyio.lowlevel.checkpoint()
         return await super().info(conversation_id)
 
-    async def fork(
-        self,
-        conversation_id: str,
-        fork_id: str,
-        *,
-        at: int,
-        records: Sequence[Record],
-        is_unfinished: bool,
-        listing: Listing | None = None,
-        at_event_id: str | None = None,
-    ) -> Claim:
+    async def before_fork(self, conversation_id: str, fork_id: str) -> None:
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
-        return await super().fork(
-            conversation_id,
-            fork_id,
-            at=at,
-            records=records,
-            is_unfinished=is_unfinished,
-            listing=listing,
-            at_event_id=at_event_id,
-        )
 
 
 @pytest.mark.parametrize("_", range(8))  # trio draws which of two tasks goes first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import anyio
 import anyio.lowlevel
 import pytest
@@ -20,7 +18,7 @@ from tests.actors.conversations.turn_worlds import (
 )
 from tests.actors.conversations.worlds import (
     HeldAgent,
-    WatchedJournal,
+    HeldJournal,
     until_passivated,
     verified,
 )
@@ -58,7 +56,6 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
     UserRejectEvent,
 )
-from turnkeeper.actors.journal import Record
 from turnkeeper.actors.models.messages import to_llm_messages
 
 pytestmark = pytest.mark.anyio
@@ -720,18 +717,6 @@ async def test_a_call_that_is_run_again_has_its_own_id_again() -> None:
 
 
 # --- what comes together -------------------------------------------------------------------------
-
-
-class HeldJournal(WatchedJournal):
-    """Holds its appends while a test says so, so that what comes meanwhile is one batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = anyio.Event()
-        self.gate.set()
-
-    async def before_append(self, records: Sequence[Record]) -> None:
-        await self.gate.wait()
 
 
 async def test_a_turn_that_is_interrupted_in_the_batch_that_began_it_is_never_run() -> None:

@@ -116,6 +116,18 @@ class WatchedJournal(MemoryJournal):
         )
 
 
+class HeldJournal(WatchedJournal):
+    """Holds its appends while a test says so, so that what comes meanwhile is one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = anyio.Event()
+        self.gate.set()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        await self.gate.wait()
+
+
 async def until_passivated(conversations: Conversations, name: str) -> None:
     """Until the conversation's actor has let itself be put away; fails where it never does."""
     region = conversations._region

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, log_of
+from tests.actors.conversations.worlds import HeldAgent, HeldJournal, log_of
 from turnkeeper.actors import (
     Agent,
     Conversations,
@@ -23,7 +23,6 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.events import ActionEvent, LoggedEvent
 from turnkeeper.actors.gateway import GatewayLimits
-from turnkeeper.actors.journal import Record
 
 from .node import Client, client, install
 from .worlds import BOUND_S, JSON, World, gateway_world
@@ -549,20 +548,10 @@ def run_input(**other: object) -> dict[str, object]:
     return {"threadId": "chat", "runId": "r1", "messages": [user], **other}
 
 
-class HeldJournal(WatchedJournal):
-    """Holds each append until it is let go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = anyio.Event()
-
-    async def before_append(self, records: Sequence[Record]) -> None:
-        await self.gate.wait()
-
-
 async def test_of_messages_that_come_at_once_under_one_run_id_only_the_first_is_written() -> None:
     """Each of two applications knows as little of the other's requests as two processes do."""
     journal = HeldJournal()
+    journal.gate = anyio.Event()
     statuses: list[int] = []
 
     async def send(http: httpx.AsyncClient, message_id: str) -> None:
@@ -598,6 +587,7 @@ async def test_of_a_message_and_an_answer_that_come_at_once_under_one_run_id_one
     first: str,
 ) -> None:
     journal = HeldJournal()
+    journal.gate = anyio.Event()
     journal.gate.set()
     user = {"id": "m2", "role": "user", "content": "never mind"}
     message = run_input(runId="r2", messages=[user], forwardedProps={"on_overlap": "interrupt"})

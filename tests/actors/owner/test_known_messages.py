@@ -10,28 +10,15 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, verified
+from tests.actors.conversations.worlds import HeldAgent, HeldJournal, verified
 from turnkeeper.actors import Appended, Duplicate, SQLiteJournal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import MessageIdConflict
 from turnkeeper.actors.events import TaskListUpdatedEvent, UserMessageEvent
-from turnkeeper.actors.journal import Record
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-
-class HeldJournal(WatchedJournal):
-    """Holds every append until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = anyio.Event()
-        self.gate.set()
-
-    async def before_append(self, records: Sequence[Record]) -> None:
-        await self.gate.wait()
 
 
 @pytest.mark.anyio

@@ -38,11 +38,12 @@ def result(call_id: str) -> ObservationEvent:
 
 async def until_parked(conversations: Conversations, count: int) -> None:
     """Wait until so many results are parked, in the owner of the one active conversation."""
-    while True:
+    for _ in range(10_000):
         (cell,) = conversations._region._cells.values()  # type: ignore[union-attr] # it is open
         if len(cell.actor._parking or ()) == count:  # type: ignore[union-attr] # it is active
             return
         await anyio.lowlevel.checkpoint()
+    pytest.fail(f"{count} results are never parked")
 
 
 async def test_a_parked_result_follows_its_call_in_the_same_commit() -> None:
