@@ -41,7 +41,7 @@ async def authenticate(request: HTTPConnection) -> gateway.Principal | None:
 
 async def share(_: gateway.Principal, name: str) -> gateway.Place | None:
     """Return the team's room, which all users have; every other id is the user's own."""
-    return gateway.Place("team-room", owner="team") if name == "room" else None
+    return gateway.Place("team-room", user="team") if name == "room" else None
 
 
 conversations = Conversations(support, journal=MemoryJournal())

@@ -201,10 +201,10 @@ def import_(
             show_default="by each file's first line",
         ),
     ] = None,
-    keep_owners: Annotated[
+    keep_users: Annotated[
         bool,
         typer.Option(
-            "--keep-owners", help="Keep the users that the conversations of an export belong to."
+            "--keep-users", help="Keep the users that the conversations of an export belong to."
         ),
     ] = False,
     schema: Schema = SCHEMA,
@@ -222,7 +222,7 @@ def import_(
     read; 2, some of it could not be used, and the rest is imported.
     """
     with told(db, schema):
-        run = partial(jobs.import_all, keep_owners=keep_owners, source=source and source.value)
+        run = partial(jobs.import_all, keep_users=keep_users, source=source and source.value)
         imported = anyio.run(run, db, schema, files)
     if imported.problems:
         errors = Console(stderr=True, highlight=False)

@@ -281,7 +281,7 @@ async def import_all(
     schema: str,
     files: Sequence[Path],
     *,
-    keep_owners: bool = False,
+    keep_users: bool = False,
     source: str | None = None,
 ) -> ImportResult:
     """Import these files; report files that cannot be used as problems.
@@ -329,7 +329,7 @@ async def import_all(
     if sound:
         async with open_journal(db, schema, read_only=False) as journal:
             for path in sound:
-                await _import_export(journal, path, result, keep_owners=keep_owners)
+                await _import_export(journal, path, result, keep_users=keep_users)
     parsed = [parse_recorded(path.read_bytes(), str(path)) for path in chats]
     await _import_into(db, schema, chats, parsed, result)
     return result
@@ -363,7 +363,7 @@ def _noting_problems(path: Path, result: ImportResult) -> Iterator[None]:
 
 
 async def _import_export(
-    journal: Journal, path: Path, result: ImportResult, *, keep_owners: bool
+    journal: Journal, path: Path, result: ImportResult, *, keep_users: bool
 ) -> None:
     with (
         _noting_problems(path, result),
@@ -371,7 +371,7 @@ async def _import_export(
         progress("bytes") as on_progress,
     ):
         tracked = _tracked(lines, path, on_progress)
-        done = await import_lines(journal, tracked, keep_owners=keep_owners)
+        done = await import_lines(journal, tracked, keep_users=keep_users)
         result.conversations += done.conversations
         result.events += done.records
         result.unreadable += [

@@ -530,7 +530,7 @@ class Conversation:
         # conversation is deleted and begun anew meanwhile.
         last = await journal.read(self.conversation_id, after=at - 1, limit=1)
         state = await self.at(at)
-        await self.check_owner()
+        await self.check_user()
         event_id = last[0].event_id if last else None
         working = WorkingState(self.conversation_id, 0, setup.settings, state)
         stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
@@ -565,7 +565,7 @@ class Conversation:
         """Return a handle whose commands are refused unless the conversation is the expected one.
 
         The conversation's owner checks this when it decides a command, so nothing can change in
-        between. Calls that only read the log check nothing; for those, call `check_owner`.
+        between. Calls that only read the log check nothing; for those, call `check_user`.
 
         `owner`: the user whose conversation it must be, else `NotYours`. A command that begins the
         conversation gives it to this user, in its first commit. `exists`: a command must not begin
@@ -577,7 +577,7 @@ class Conversation:
         expected = Expected(owner, exists, seq, event_id, behalf)
         return Conversation(self.conversation_id, self._region, self._setup, expected)
 
-    async def check_owner(self) -> None:
+    async def check_user(self) -> None:
         """Raise `NotYours` if the conversation exists and belongs to another user than expected.
 
         The expected user is the `owner` given to `expecting`. The call reads one row of the list,
@@ -625,7 +625,7 @@ class Conversation:
 
     def _turn_access(self) -> TurnAccess:
         return TurnAccess(
-            self.conversation_id, self._region, self._setup, self._expected, self.check_owner
+            self.conversation_id, self._region, self._setup, self._expected, self.check_user
         )
 
     async def _as_first_answered(self, sent: Sent) -> Sent:

@@ -71,11 +71,11 @@ class TurnAccess:
         region: Region[Command | Query],
         setup: Setup,
         expected: Expected | None,
-        check_owner: Callable[[], Awaitable[None]],
+        check_user: Callable[[], Awaitable[None]],
     ) -> None:
         self.conversation_id = conversation_id
-        self.check_owner = check_owner
-        """`Conversation.check_owner` of the handle that the turn comes from."""
+        self.check_user = check_user
+        """`Conversation.check_user` of the handle that the turn comes from."""
         self._region = region
         self._ref = region[conversation_id]
         self._setup = setup
@@ -229,7 +229,7 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
         with self._access.note_waiting():
             while True:
                 if self._user_may_have_changed:
-                    await self._access.check_owner()
+                    await self._access.check_user()
                     self._user_may_have_changed = False
                 try:
                     item = await self._reader.next_item(self._watch.turn_id)

@@ -43,8 +43,8 @@ __all__ = [
     "check_principal",
     "find_place",
     "is_allowed",
-    "owner_of",
     "read_lines",
+    "user_of",
 ]
 
 Action: TypeAlias = Literal["read", "write", "admin", "inspector"]
@@ -91,7 +91,7 @@ class Place:
 
     conversation_id: str
     """Its id in the journal."""
-    owner: str | None
+    user: str | None
     """The user who must own the conversation, or will own it once it begins; None: any user."""
 
 
@@ -100,18 +100,18 @@ Share: TypeAlias = Callable[[Principal, str], Awaitable[Place | None]]
 None if the id means one of the principal's own."""
 
 
-def owner_of(principal: Principal | None) -> str | None:
+def user_of(principal: Principal | None) -> str | None:
     """Return the user whose own ids a principal sends, or None if it sends stored ids."""
     return None if principal is None or principal.is_admin else principal.name
 
 
 async def find_place(principal: Principal | None, local_id: str, share: Share | None) -> Place:
     """Return the place of the conversation that a principal means by an id on the wire."""
-    owner = owner_of(principal)
+    user = user_of(principal)
     place = None
-    if share is not None and principal is not None and owner is not None:
+    if share is not None and principal is not None and user is not None:
         place = await share(principal, local_id)
-    return place or Place(stored_id(owner, local_id), owner)
+    return place or Place(stored_id(user, local_id), user)
 
 
 def allows(principal: Principal, action: Action, _conversation: str | None) -> bool:

@@ -95,7 +95,7 @@ async def _write_events(
             is_heard = not is_heard
             await write(sse({"pieces": is_heard}, event="note"))
         if may_be_anothers and item is not None:
-            await caller.conversation.check_owner()
+            await caller.conversation.check_user()
             may_be_anothers = False
         if item is None:
             await write(_HEARTBEAT)
@@ -104,7 +104,7 @@ async def _write_events(
             await streams.gather_pieces()
         elif is_checked:
             if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
-                await caller.conversation.check_owner()
+                await caller.conversation.check_user()
             if is_heard and follower is not None and follower.is_short_of(item):
                 is_heard = False
                 await write(sse({"pieces": is_heard}, event="note"))

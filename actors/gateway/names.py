@@ -35,24 +35,24 @@ SEQ_MAX = 1 << 53
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@:")
 
 
-def stored_id(owner: str | None, local_id: str) -> str:
+def stored_id(user: str | None, local_id: str) -> str:
     """Return the stored id for a principal's id; without a principal, they are the same."""
-    return local_id if owner is None else f"{quote(owner, safe='')}:{local_id}"
+    return local_id if user is None else f"{quote(user, safe='')}:{local_id}"
 
 
-def wire_id(owner: str | None, conversation_id: str) -> str | None:
+def wire_id(user: str | None, conversation_id: str) -> str | None:
     """Return the id on the wire for a stored id; None if it is not this principal's."""
-    if owner is None:
+    if user is None:
         return conversation_id
-    prefix = stored_id(owner, "")
+    prefix = stored_id(user, "")
     return conversation_id.removeprefix(prefix) if conversation_id.startswith(prefix) else None
 
 
 def principal_of(conversation_id: str) -> str | None:
     """Return the principal whose stored id this is; None if it is no principal's."""
     encoded, colon, _ = conversation_id.partition(":")
-    owner = unquote(encoded, errors="replace")
-    return owner if colon and encoded and quote(owner, safe="") == encoded else None
+    user = unquote(encoded, errors="replace")
+    return user if colon and encoded and quote(user, safe="") == encoded else None
 
 
 def is_known_id(conversation_id: str) -> bool:

@@ -329,9 +329,9 @@ class Node:
             while here.wants_pieces(conversation_id):
                 called = self._relays[conversation_id] = anyio.Event()
                 try:
-                    place = await here.place_of(conversation_id)
-                    if place.owner is not None and _split(place.owner):
-                        await self._relay_from(place.owner, conversation_id, here)
+                    found = await here.whereabouts_of(conversation_id)
+                    if found.owner is not None and _split(found.owner):
+                        await self._relay_from(found.owner, conversation_id, here)
                 except Exception as error:  # noqa: BLE001 - it must not end the other relays
                     if not isinstance(error, Unreachable | Broken | TurnkeeperError):
                         _logger.error(  # noqa: TRY400 - what is said must not be in it
@@ -344,7 +344,7 @@ class Node:
                     # owner. But one that goes on with a turn may write pieces before any event.
                     here.note_heard(conversation_id, is_heard=True)
                     await self._wait_for_call(called, pause_s)
-                    is_idle = place.is_idle and not called.is_set()
+                    is_idle = found.is_idle and not called.is_set()
                     pause_s = (
                         min(2 * pause_s, self._limits.idle_look_s)
                         if is_idle
@@ -507,8 +507,8 @@ class Node:
             raise Forbidden(conversation_id, behalf.principal)
         if behalf.name is not None:
             place = await find_place(principal, behalf.name, self._share)
-            # An administrator may name any owner.
-            is_meant = principal.is_admin or place.owner == expected.owner
+            # An administrator may name any user.
+            is_meant = principal.is_admin or place.user == expected.owner
             if place.conversation_id != conversation_id or not is_meant:
                 raise NotYours(conversation_id)
 

@@ -193,7 +193,7 @@ async def _end_within(caller: ConversationCaller, turn: Turn, wait_s: float) -> 
     with anyio.move_on_after(wait_s), suppress(NotYours):
         end = await turn.end()
         # While it ran, the conversation may have been given to another user.
-        await caller.conversation.check_owner()
+        await caller.conversation.check_user()
         return end
     return None
 
@@ -409,8 +409,8 @@ async def fork(caller: Reading, body: ForkBody) -> Response:
     if not is_new_id(body.id):
         raise invalid_id(pointer="#/id")
     target = await caller.service.caller_in(caller.principal, body.id)
-    owner = target.place.owner or caller.author
-    await caller.conversation.fork(target.conversation_id, at=body.at, owner=owner)
+    user = target.place.user or caller.author
+    await caller.conversation.fork(target.conversation_id, at=body.at, owner=user)
     return json_reply({"id": body.id}, 201, headers={"Location": f"../{to_path(body.id)}"})
 
 
@@ -438,7 +438,7 @@ class Filters:
             cursor=cursor,
             prefix=caller.stored(self.prefix),
             # The index is ordered by user, so the rows of other users are not read.
-            owner=self.owner if caller.owner is None else caller.owner,
+            owner=self.owner if caller.user is None else caller.user,
             status=self.status,
             label=_label_of(self.label),
             order=order,
@@ -498,7 +498,7 @@ async def search(
         limit=min(limit, caller.service.limits.page_max),
         cursor=cursor,
         prefix=caller.stored(prefix),
-        owner=owner if caller.owner is None else caller.owner,
+        owner=owner if caller.user is None else caller.user,
         label=_label_of(label),
     )
     return json_reply(
@@ -557,7 +557,7 @@ async def change(
         labels = await _removed_labels(caller, idempotency_key)
     title = body.title or "" if "title" in body.model_fields_set else None
     owner = body.owner or "" if "owner" in body.model_fields_set else None
-    if owner is not None and caller.owner is not None:
+    if owner is not None and caller.user is not None:
         raise ProblemRaised(OWN["forbidden"])
     if title is not None or owner is not None or labels:
         await caller.conversation.change(
@@ -586,7 +586,7 @@ async def delete(caller: Writing, *, if_match: IfMatch = None) -> Response:
     cursor = None if if_match is None else _cursor_to_match(if_match)
     deletion = await caller.service.conversations.delete(
         caller.conversation_id,
-        owner=caller.place.owner,
+        owner=caller.place.user,
         seq=None if cursor is None else cursor.seq,
         event_id=None if cursor is None else cursor.event_id,
         behalf=caller.behalf,
@@ -660,10 +660,10 @@ async def erase(
     ],
 ) -> Response:
     """Delete all conversations of a principal, and return a receipt for each."""
-    owner = from_path(principal)
-    if owner is None or not is_new_id(owner):
+    user = from_path(principal)
+    if user is None or not is_new_id(user):
         raise invalid_id(parameter="principal")
-    erasure = await caller.service.conversations.erase(owner, behalf=caller.behalf)
+    erasure = await caller.service.conversations.erase(user, behalf=caller.behalf)
     left = {name: caller.service.told(error)[0] for name, error in erasure.left.items()}
     return json_reply(erasure_json(erasure.receipts, left, caller.rename))
 

@@ -43,7 +43,7 @@ from .access import (
     check_principal,
     find_place,
     is_allowed,
-    owner_of,
+    user_of,
 )
 from .faults import invalid_id, unusable
 from .frames import Frames
@@ -228,20 +228,20 @@ class Service:
             raise invalid_id(parameter="conversation_id")
         if principal is not None and principal.is_admin:
             place = await self._as_begun(place)
-        conversation = self.conversations[place.conversation_id].expecting(owner=place.owner)
+        conversation = self.conversations[place.conversation_id].expecting(owner=place.user)
         try:
-            # A command that changes the conversation checks the owner again when it is decided.
-            await conversation.check_owner()
+            # A command that changes the conversation checks the user again when it is decided.
+            await conversation.check_user()
         except NotYours as error:
             return ConversationCaller(self, principal, local_id, place, error)
         return ConversationCaller(self, principal, local_id, place)
 
     async def _as_begun(self, place: Place) -> Place:
         """Return the place; a new conversation under a principal's id becomes that principal's."""
-        owner = principal_of(place.conversation_id)
-        if owner is None or await self.conversations[place.conversation_id].exists():
+        user = principal_of(place.conversation_id)
+        if user is None or await self.conversations[place.conversation_id].exists():
             return place
-        return Place(place.conversation_id, owner)
+        return Place(place.conversation_id, user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +252,9 @@ class Caller:
     principal: Principal | None
 
     @property
-    def owner(self) -> str | None:
+    def user(self) -> str | None:
         """The principal whose own ids are on the wire; None if the wire has stored ids."""
-        return owner_of(self.principal)
+        return user_of(self.principal)
 
     @property
     def author(self) -> str | None:
@@ -273,10 +273,10 @@ class Caller:
         return Behalf(principal.name, tuple(sorted(principal.scopes)), local_id)
 
     def stored(self, local_id: str) -> str:
-        return stored_id(self.owner, local_id)
+        return stored_id(self.user, local_id)
 
     def rename(self, conversation_id: str) -> str | None:
-        return wire_id(self.owner, conversation_id)
+        return wire_id(self.user, conversation_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class ConversationCaller(Caller):
         conversation = self.service.conversations[self.conversation_id]
         seq, event_id = (None, None) if cursor is None else (cursor.seq, cursor.event_id)
         return conversation.expecting(
-            owner=self.place.owner,
+            owner=self.place.user,
             exists=exists,
             seq=seq,
             event_id=event_id,

@@ -12,7 +12,7 @@ it, its records in order, and its rejected events:
 An export has everything that makes up a conversation: ids, order, kinds, and each event byte for
 byte. `"event"` is the stored JSON itself; if that is not one line of UTF-8, there is
 `"event_base64"` instead. Exporting an imported conversation gives the same lines, except for the
-users of conversations: an import drops these unless `keep_owners` is set. An export leaves
+users of conversations: an import drops these unless `keep_users` is set. An export leaves
 out what belongs to the store and not to the conversation: epochs, times of writing, snapshots, and
 the sharing of prefixes between forks.
 
@@ -159,12 +159,12 @@ async def import_lines(
     journal: Journal,
     lines: Iterable[str],
     *,
-    keep_owners: bool = False,
+    keep_users: bool = False,
     on_progress: Callable[[int, int], None] = _no_progress,
 ) -> Imported:
     """Import an export into a journal.
 
-    With `keep_owners`, conversations keep their users. Otherwise they have none, since the same
+    With `keep_users`, conversations keep their users. Otherwise they have none, since the same
     name may be another person here. Calls `on_progress` with the number of the conversation and of
     the line that are being read. Raises `ImportRefused` with the number of a bad line, and
     `InvalidInput` for ids and events that no journal takes; the lines before it are imported.
@@ -174,7 +174,7 @@ async def import_lines(
     A record that cannot be read is imported as it is, since it may be damaged so in the journal
     that it comes from, and the others of its log are worth having. The outcome names it.
     """
-    reader = _Lines(lines, keep_owners=keep_owners)
+    reader = _Lines(lines, keep_users=keep_users)
     reader.expect_header()
     conversations = records = 0
     unreadable: list[Unreadable] = []
@@ -191,7 +191,7 @@ async def has_records(lines: Iterable[str]) -> bool:
     It reads as far as the first records that the import writes at once, and raises the same errors.
     So an import need not make a journal for nothing.
     """
-    reader = _Lines(lines, keep_owners=False)
+    reader = _Lines(lines, keep_users=False)
     reader.expect_header()
     async with MemoryJournal() as journal:
         while (header := reader.next_conversation()) is not None:
@@ -263,9 +263,9 @@ async def _compare(
 class _Lines:
     """Reads an export line by line, with one line of lookahead."""
 
-    def __init__(self, lines: Iterable[str], *, keep_owners: bool) -> None:
+    def __init__(self, lines: Iterable[str], *, keep_users: bool) -> None:
         self._lines = iter(lines)
-        self._keep_owners = keep_owners
+        self._keep_users = keep_users
         self.number = 0
         self._ahead: dict[str, Any] | None = None
         self._advance()
@@ -301,7 +301,7 @@ class _Lines:
                     found == seq and isinstance(line.get("message_id"), str | None)
                 ):
                     payload = self._payload(line)
-                    if kind == CHANGE_KIND and not self._keep_owners:
+                    if kind == CHANGE_KIND and not self._keep_users:
                         payload = _without_owner(payload)
                     batch.append(Record(event_id, kind, payload, line.get("message_id")))
                 case _:

@@ -198,9 +198,9 @@ class ThisNode:
 
         It reads one row.
         """
-        return (await self.place_of(conversation_id)).owner
+        return (await self.whereabouts_of(conversation_id)).owner
 
-    async def place_of(self, conversation_id: str) -> Whereabouts:
+    async def whereabouts_of(self, conversation_id: str) -> Whereabouts:
         """Return where its owner is, and whether it runs a step. It reads one row."""
         row = await self._row_of(conversation_id)
         if row is None:

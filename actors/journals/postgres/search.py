@@ -26,7 +26,7 @@ from ...values.words import WORD_RULES
 from ..shared.job_thread import Job
 from ..shared.record_chain import first_mark, next_mark
 from ..shared.searching import (
-    CHANGES_OWNER,
+    CHANGES_USER,
     LEFT,
     NUMBER_SPAN,
     SEARCHED_KINDS,
@@ -304,7 +304,7 @@ def _index_records(
     ).fetchall():
         if kind in LEFT:
             left.append((kind, left_ids(kind, payload)))
-        elif kind == CHANGES_OWNER:
+        elif kind == CHANGES_USER:
             changes = changes or has_owner(payload)
         elif (said := find_said(kind, payload)) is not None:
             messages.append((seq, said))

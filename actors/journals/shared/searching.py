@@ -23,7 +23,7 @@ from ...journal import FoundMessage, SearchPage, SearchQuery, StoredRecord
 from ...values.words import snippet, words_of
 
 __all__ = [
-    "CHANGES_OWNER",
+    "CHANGES_USER",
     "LEFT",
     "SAID_KINDS",
     "SEARCHED_KINDS",
@@ -48,8 +48,8 @@ SAID_KINDS = ("user_message", "agent_message")
 LEFT: dict[str, int] = {"condensation": 1, "retraction": 2}
 """The kinds that take messages out of the view, with the numbers stored as `left_view`; the highest
 number of a message counts."""
-CHANGES_OWNER = "conversation_changed"
-SEARCHED_KINDS = (*SAID_KINDS, *LEFT, CHANGES_OWNER)
+CHANGES_USER = "conversation_changed"
+SEARCHED_KINDS = (*SAID_KINDS, *LEFT, CHANGES_USER)
 """The kinds of records that an index reads."""
 
 _LEFT_VIEW: Sequence[Literal["", "condensed", "retracted"]] = ("", "condensed", "retracted")
@@ -91,7 +91,7 @@ def left_ids(kind: str, payload: bytes) -> Sequence[str]:
 
 
 def has_owner(payload: bytes) -> bool:
-    """Return True if a record of `CHANGES_OWNER` names a user."""
+    """Return True if a record of `CHANGES_USER` names a user."""
     return _fields(payload).get("owner") is not None
 
 

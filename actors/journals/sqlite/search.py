@@ -22,7 +22,7 @@ from ...values.words import WORD_RULES
 from ..shared.payload_parts import join
 from ..shared.record_chain import first_mark, next_mark
 from ..shared.searching import (
-    CHANGES_OWNER,
+    CHANGES_USER,
     LEFT,
     NUMBER_SPAN,
     SEARCHED_KINDS,
@@ -228,7 +228,7 @@ def _index(connection: sqlite3.Connection, facts: Sequence[_Facts]) -> None:
     for one, payload in zip(facts, payloads, strict=True):
         if one.kind in LEFT:
             left.append((one, left_ids(one.kind, payload)))
-        elif one.kind == CHANGES_OWNER:
+        elif one.kind == CHANGES_USER:
             if has_owner(payload):
                 connection.execute("INSERT OR IGNORE INTO search_again VALUES (?)", (one.log,))
         elif (said := find_said(one.kind, payload)) is not None:

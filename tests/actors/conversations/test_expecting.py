@@ -44,7 +44,7 @@ COMMANDS: dict[str, Callable[[Conversation], Awaitable[Any]]] = {
     "change": lambda chat: chat.change(title="B"),
     "fork": lambda chat: chat.fork("copy"),
     "view": lambda chat: chat.view(),
-    "check_owner": lambda chat: chat.check_owner(),
+    "check_user": lambda chat: chat.check_user(),
 }
 
 

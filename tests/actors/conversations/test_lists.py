@@ -193,7 +193,7 @@ async def test_an_import_is_listed_and_a_row_without_owner_is_indexed_again(
         wanted = (await other.page(ListQuery(9))).rows
 
     async with journal:
-        await import_lines(journal, lines, keep_owners=True)
+        await import_lines(journal, lines, keep_users=True)
         found = (await journal.page(ListQuery(9))).rows
         assert [(one.listing, one.is_stale) for one in found] == [
             (one.listing, False) for one in wanted

@@ -98,9 +98,9 @@ async def test_what_is_imported_is_exported_as_the_same_lines(
     assert (await journal.info('alice,"event":')).is_unfinished
 
 
-@pytest.mark.parametrize("keep_owners", [False, True])
+@pytest.mark.parametrize("keep_users", [False, True])
 async def test_an_import_keeps_owners_only_if_asked_to(
-    journal: SQLiteJournal, keep_owners: bool
+    journal: SQLiteJournal, keep_users: bool
 ) -> None:
     changes = [
         ConversationChangedEvent(title="a title", owner="alice"),
@@ -110,15 +110,15 @@ async def test_an_import_keeps_owners_only_if_asked_to(
         await write(other, "c", [encode_record(change) for change in changes])
         lines = await lines_of(other)
 
-    await import_lines(journal, lines, keep_owners=keep_owners)
-    again = await import_lines(journal, lines, keep_owners=keep_owners)
+    await import_lines(journal, lines, keep_users=keep_users)
+    again = await import_lines(journal, lines, keep_users=keep_users)
 
     found = Details()
     for record in await journal.read("c"):
         found = found.fold(decode_record("c", record).event)
-    assert found == Details("a title", {"project": "x"}, "alice" if keep_owners else "")
+    assert found == Details("a title", {"project": "x"}, "alice" if keep_users else "")
     assert again.records == 0
-    assert (await lines_of(journal) == lines) is keep_owners
+    assert (await lines_of(journal) == lines) is keep_users
 
 
 async def test_each_line_is_one_json_object_that_others_can_read(exported: list[str]) -> None:
