@@ -70,9 +70,9 @@ from ..events import (
 )
 from ..journal import Journal, Listing, ListQuery, Rejection
 from ..owner.actor import Forking, Setup
+from ..owner.event_reader import EventReader
 from ..owner.loading import load_state
 from ..owner.nodes import ask_owner
-from ..owner.subscriptions import EventReader
 from ..values.frozen import FrozenObject
 from ..values.text import (
     ID_LENGTH_MAX,

@@ -34,8 +34,8 @@ from ..events import (
     UserMessageEvent,
 )
 from ..owner.actor import Setup
+from ..owner.event_reader import EventReader
 from ..owner.nodes import ask_owner
-from ..owner.subscriptions import EventReader
 from ..owner.wait_graph import turn_of
 
 __all__ = ["Turn", "TurnAccess", "TurnEnd", "find_turn"]

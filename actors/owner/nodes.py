@@ -22,8 +22,9 @@ from ..core.status import AgentExecutionStatus
 from ..errors import ConversationNotFound, ConversationsClosed, Draining, OwnedElsewhere
 from ..events import TextDelta
 from ..journal import Journal, ListQuery, ListRow
+from .event_reader import EventReader
 from .live_answer import ends_answer
-from .subscriptions import EventReader, Subscriptions
+from .subscriptions import Subscriptions
 
 __all__ = ["NodeLink", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner"]
 

@@ -21,7 +21,8 @@ from ..errors import ConversationsClosed, JournalUnavailable, OwnedElsewhere
 from ..events import AgentMessageEvent, Event, LoggedEvent, TextDelta, UserMessageEvent
 from ..journal import StoredRecord
 from ..journals.memory import MemoryJournal, MemoryStore
-from ..owner.subscriptions import EventReader, Subscriptions
+from ..owner.event_reader import EventReader
+from ..owner.subscriptions import Subscriptions
 from ._disk import linger
 from ._oracles import INVARIANTS, ShownAnswer
 

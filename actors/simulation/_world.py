@@ -47,7 +47,7 @@ from ..errors import (
     TurnInProgress,
 )
 from ..events import Event, LoggedEvent, ObservationEvent, TaskListUpdatedEvent
-from ..owner.subscriptions import EventReader
+from ..owner.event_reader import EventReader
 from ._actors import ActorWorld
 from ._agents import (
     SWALLOWS_S,

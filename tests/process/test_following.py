@@ -21,7 +21,7 @@ from turnkeeper.actors import (
     Turn,
 )
 from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
-from turnkeeper.actors.owner.subscriptions import EventReader
+from turnkeeper.actors.owner.event_reader import EventReader
 
 from .. import postgres
 

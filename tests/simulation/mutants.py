@@ -31,10 +31,11 @@ from turnkeeper.actors.journals.sqlite import state as state_shell
 from turnkeeper.actors.models import base as models_base
 from turnkeeper.actors.owner import draining, loading, look_ups
 from turnkeeper.actors.owner.actor import ConversationActor
+from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.actors.owner.live_answer import PieceCursor
 from turnkeeper.actors.owner.log_cursor import LogCursor
 from turnkeeper.actors.owner.recovery import Recovery
-from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
+from turnkeeper.actors.owner.subscriptions import Subscriptions
 from turnkeeper.actors.owner.wait_graph import WaitGraph
 from turnkeeper.actors.simulation import Options
 from turnkeeper.runtime import _slice

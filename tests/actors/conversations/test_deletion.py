@@ -34,7 +34,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
 from turnkeeper.actors.journal import Claim, ConversationInfo, Snapshot, StoredRecord
-from turnkeeper.actors.owner.subscriptions import EventReader
+from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
 from turnkeeper.runtime.testing import settle
 

@@ -50,7 +50,7 @@ from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
 from turnkeeper.actors.gateway.node_wire import decode_reply, encode_ask
 from turnkeeper.actors.journal import Record
 from turnkeeper.actors.journals.memory import MemoryStore
-from turnkeeper.actors.owner import subscriptions
+from turnkeeper.actors.owner import event_reader
 from turnkeeper.actors.owner.nodes import NotReached, ThisNode
 from turnkeeper.actors.owner.subscriptions import Subscriptions
 from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
@@ -372,7 +372,7 @@ async def test_an_error_of_the_owner_is_told_as_if_it_had_come_up_here() -> None
 async def test_a_stream_at_the_wrong_node_has_each_piece_and_each_event_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+    monkeypatch.setattr(event_reader, "PIECE_WAIT_S", BOUND_S)
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
@@ -450,7 +450,7 @@ async def test_a_relay_that_breaks_begins_again_where_its_readers_are(
         here._here.take_piece("alice", item._replace(text="a("), 6)
         # A piece of an older owner is none.
         here._here.take_piece("alice", item._replace(epoch=item.epoch - 1, text="old"), 6)
-        monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+        monkeypatch.setattr(event_reader, "PIECE_WAIT_S", BOUND_S)
         owner.agent.release("stream")
         rest = [item async for item in _to_turn_end(follower)]
         assert [item.text for item in rest if isinstance(item, TextDelta)] == ["am)"]
@@ -472,7 +472,7 @@ async def test_an_answer_whose_pieces_end_early_is_told_of_and_comes_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The journal has the answer, and its last pieces are on a way that is silent."""
-    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", 0)
+    monkeypatch.setattr(event_reader, "PIECE_WAIT_S", 0)
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
@@ -520,7 +520,7 @@ async def test_who_comes_after_the_last_reader_has_left_gets_no_piece_of_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Nothing is looked for but what a reader calls for.
-    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+    monkeypatch.setattr(event_reader, "PIECE_WAIT_S", BOUND_S)
     async with cluster() as made:
         limits = replace(QUICK, heartbeat_s=BOUND_S)
         owner, other = await made.machine(), await made.machine(limits=limits)
@@ -546,7 +546,7 @@ async def test_the_last_words_of_an_owner_are_told_before_its_stream_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It ends while the other machine takes nothing, and the answer is whole there all the same."""
-    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+    monkeypatch.setattr(event_reader, "PIECE_WAIT_S", BOUND_S)
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")

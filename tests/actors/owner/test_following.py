@@ -23,7 +23,7 @@ from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
 from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Claim, Record, StoredRecord
-from turnkeeper.actors.owner.subscriptions import EventReader
+from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.runtime import OwnershipLost
 
 pytestmark = pytest.mark.costly

@@ -21,7 +21,8 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
 )
 from turnkeeper.actors.journal import StoredRecord
-from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
+from turnkeeper.actors.owner.event_reader import EventReader
+from turnkeeper.actors.owner.subscriptions import Subscriptions
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
