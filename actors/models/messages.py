@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Literal, NamedTuple, TypeAlias, overload
+from typing import Literal, NamedTuple, Protocol, TypeAlias, overload
 from urllib.parse import unquote_to_bytes
 
 from turnkeeper.runtime import Refused
@@ -211,11 +211,20 @@ class _Responses:
         return calls
 
 
-class _OpenAIMessages(Derivation[LLMMessages]):
-    """The messages of the OpenAI chat API."""
+class _Convert(Protocol):
+    def __call__(
+        self, whole: LLMConvertibleEvent | _Calls, own: str | None, *, is_plain: bool
+    ) -> Iterator[LLMMessage]: ...
 
-    def __init__(self, *, own: str | None, is_plain: bool, show_author: bool) -> None:
+
+class _FlatMessages(Derivation[LLMMessages]):
+    """The messages of an API that takes those of each event by themselves."""
+
+    def __init__(
+        self, convert: _Convert, *, own: str | None, is_plain: bool, show_author: bool
+    ) -> None:
         self.length = 0
+        self._convert = convert
         self._own = own
         self._is_plain = is_plain
         self._show_author = show_author
@@ -224,7 +233,7 @@ class _OpenAIMessages(Derivation[LLMMessages]):
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         for whole in self._responses.fold(_signed(event) if self._show_author else event):
-            self._messages.extend(_chat_messages(whole, self._own, is_plain=self._is_plain))
+            self._messages.extend(self._convert(whole, self._own, is_plain=self._is_plain))
         self.length += 1
 
     def result(self) -> LLMMessages:
@@ -236,6 +245,7 @@ class _OpenAIMessages(Derivation[LLMMessages]):
 def _chat_messages(
     whole: LLMConvertibleEvent | _Calls, own: str | None, *, is_plain: bool
 ) -> Iterator[LLMMessage]:
+    """Yield the messages of the OpenAI chat API."""
     match whole:
         case _Calls(actions, results):
             for n in range(0, len(actions), _CALLS_MAX):
@@ -304,31 +314,10 @@ def _said(text: str) -> str:
     return text if text.strip() else _NOTHING_SAID
 
 
-class _ResponsesItems(Derivation[LLMMessages]):
-    """The input items of the OpenAI responses API; none refers to items stored there."""
-
-    def __init__(self, *, own: str | None, is_plain: bool, show_author: bool) -> None:
-        self.length = 0
-        self._own = own
-        self._is_plain = is_plain
-        self._show_author = show_author
-        self._responses = _Responses()
-        self._items: list[LLMMessage] = []
-
-    def fold(self, event: LLMConvertibleEvent) -> None:
-        for whole in self._responses.fold(_signed(event) if self._show_author else event):
-            self._items.extend(_items(whole, self._own, is_plain=self._is_plain))
-        self.length += 1
-
-    def result(self) -> LLMMessages:
-        if self._responses.missing:
-            raise OpenCalls(self._responses.missing)
-        return LLMMessages(self._items)
-
-
 def _items(
     whole: LLMConvertibleEvent | _Calls, own: str | None, *, is_plain: bool
-) -> Iterator[FrozenObject]:
+) -> Iterator[LLMMessage]:
+    """Yield the input items of the OpenAI responses API; none refers to items stored there."""
     match whole:
         case _Calls(actions, results):
             for block in _own_thinking(actions, own):
@@ -469,8 +458,8 @@ class _AnthropicMessages(Derivation[LLMMessages]):
 
 
 _DERIVATIONS: Mapping[LLMShape, Callable[..., Derivation[LLMMessages]]] = {
-    "openai": _OpenAIMessages,
-    "openai_responses": _ResponsesItems,
+    "openai": partial(_FlatMessages, _chat_messages),
+    "openai_responses": partial(_FlatMessages, _items),
     "anthropic": _AnthropicMessages,
 }
 _CALLS_MAX = 128

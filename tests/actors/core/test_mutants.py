@@ -25,7 +25,7 @@ from turnkeeper.actors.core.properties import LogFacts, _Groups
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.view import View, ViewFold
 from turnkeeper.actors.core.view_index import IndexedEvents
-from turnkeeper.actors.models.messages import _AnthropicMessages, _OpenAIMessages, _Responses
+from turnkeeper.actors.models.messages import _AnthropicMessages, _FlatMessages, _Responses
 
 # Nothing is shrunk and nothing kept: all that is asked is whether the laws see the fault at all.
 _look = settings(max_examples=120, phases=[Phase.generate], database=None, derandomize=True)
@@ -113,7 +113,7 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     ),
     (_Responses, "fold", "self._early[event.tool_call_id] = event", "pass"),
     (_Responses, "_takes", "return True", "return False"),
-    (_OpenAIMessages, "result", "LLMMessages(self._messages)", "LLMMessages(self._messages[1:])"),
+    (_FlatMessages, "result", "LLMMessages(self._messages)", "LLMMessages(self._messages[1:])"),
     (_AnthropicMessages, "_say", "self._blocks[:0] = thinking", "self._blocks.extend(thinking)"),
     (Folded, "_restore", "self.seq = folds.seq", "pass"),
     (Folded, "_restore", "unhandled_request=folds.unhandled_request", "unhandled_request=False"),
