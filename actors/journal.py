@@ -364,7 +364,8 @@ class Journal(Protocol):
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
         """Replace a listing that is not newer; `epoch` as for `write_snapshot`.
 
-        Raises `ConversationNotFound` and `Fenced`.
+        Raises `ConversationNotFound`, and `Fenced` if it is of a log that was deleted since and
+        begun anew.
         """
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:

@@ -1097,6 +1097,12 @@ class JournalContract:
             with pytest.raises(Fenced):
                 await journal.write_listing("c", third, epoch=claim.epoch - 1)
 
+            # The log that it was computed from may have been deleted, and a shorter one begun.
+            await journal.delete("c", epoch=claim.epoch)
+            await _append_listed(journal, "c", await journal.claim("c"), 1, None)
+            with pytest.raises(Fenced):
+                await journal.write_listing("c", third, epoch=claim.epoch)
+
     async def test_a_fork_has_a_row_of_its_own(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as journal:
             claim = await journal.claim("c")

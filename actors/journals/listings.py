@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..core.records import decode_record
 from ..core.state import Folded
-from ..errors import ConversationNotFound, CorruptLog
+from ..errors import ConversationNotFound, CorruptLog, Fenced
 from ..journal import Journal, Listing, ListQuery, LogPages, Record, StoredRecord
 
 __all__ = ["ListingOfLog", "reindex"]
@@ -52,6 +52,8 @@ async def reindex(
     For a database, this runs beside the processes that use it; a file it needs to itself. It calls
     `on_progress` with the number of conversations that were checked. Returns the number of listings
     that were written, and the conversations whose logs cannot be read or hold more than events.
+    Conversations that are deleted meanwhile are passed over. If it is cancelled, the listings that
+    it has written stay; another call computes the rest.
     """
     written = looked_at = 0
     unreadable: list[str] = []
@@ -78,7 +80,10 @@ async def reindex(
             if (listing := log.listing) is None:
                 unreadable.append(name)
                 continue
-            await journal.write_listing(name, listing, epoch=epoch)
+            try:
+                await journal.write_listing(name, listing, epoch=epoch)
+            except (ConversationNotFound, Fenced):
+                continue  # deleted meanwhile, and perhaps begun anew
             written += 1
         if page.next is None:
             return written, unreadable

@@ -410,7 +410,13 @@ class MemoryJournal:
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
         self._refuse_if_left()
         log = self._store.written_log(conversation_id)
-        check_listing_place(conversation_id, listing.seq, len(log.records))
+        check_listing_place(
+            conversation_id,
+            listing.seq,
+            epoch=epoch,
+            found_epoch=log.epoch,
+            head=len(log.records),
+        )
         check_snapshot_epoch(
             conversation_id,
             listing.seq,

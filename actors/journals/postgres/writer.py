@@ -583,7 +583,7 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
-        check_listing_place(name, listing.seq, tail.head)
+        check_listing_place(name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         row = self.connection.execute(
             "SELECT epoch FROM event WHERE log = %s AND seq = %s",
             (tail.log_of(listing.seq), listing.seq),

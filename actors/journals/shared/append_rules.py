@@ -111,9 +111,19 @@ def check_snapshot_epoch(
         )
 
 
-def check_listing_place(conversation_id: str, seq: int, head: int) -> None:
-    """Raise `InvariantViolation` if a listing has a seq that the log does not have."""
+def check_listing_place(
+    conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
+) -> None:
+    """Raise unless the log has the seq of a listing.
+
+    It is `Fenced` if the conversation has a later epoch than the listing's writer knew: then the
+    writer folded an earlier log of the same name. Otherwise it is `InvariantViolation`.
+    """
     if not 1 <= seq <= head:
+        if found_epoch > epoch:
+            raise Fenced(
+                conversation_id, epoch=epoch, expected_seq=seq, found_epoch=found_epoch, head=head
+            )
         raise InvariantViolation(
             f"listing of conversation {conversation_id} at seq {seq}, which has no record; "
             "nothing was written"

@@ -807,7 +807,7 @@ class SQLiteWriter:
         tail = self.load(name)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
-        check_listing_place(name, listing.seq, tail.head)
+        check_listing_place(name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         record = find_record(self.connection, tail, listing.seq)
         (found_epoch,) = self._execute(
             "SELECT epoch FROM event WHERE id = ?", (record[0] if record else 0,)

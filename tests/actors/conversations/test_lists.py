@@ -24,6 +24,7 @@ from turnkeeper.actors import (
     ToolCall,
 )
 from turnkeeper.actors.core.listing import ListedConversation
+from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import AgentMessageEvent
 from turnkeeper.actors.journal import Journal, Listing, ListOrder, ListQuery, Record
@@ -213,6 +214,35 @@ async def test_an_import_is_listed_and_a_row_without_owner_is_indexed_again(
         await journal.write_listing("e", listing, epoch=claim.epoch)
         report = await verify_logs(journal, check_listing=check_listing)
         assert [problem.conversation_id for problem in report.problems] == ["e"]
+
+
+@pytest.mark.parametrize("is_begun_anew", [False, True])
+async def test_a_conversation_that_is_deleted_while_it_is_indexed_stops_no_other(
+    is_begun_anew: bool,
+) -> None:
+    class Deleting(MemoryJournal):
+        async def write_listing(
+            self, conversation_id: str, listing: Listing, *, epoch: int
+        ) -> None:
+            if conversation_id == "c":
+                await self.delete("c", epoch=epoch)
+                if is_begun_anew:
+                    await begin("c", 1)
+            await super().write_listing(conversation_id, listing, epoch=epoch)
+
+    async def begin(name: str, count: int) -> None:
+        records = [
+            encode_record(AgentMessageEvent(content=f"{name} {number}")) for number in range(count)
+        ]
+        claim = await journal.claim(name)
+        await journal.append(name, records, epoch=claim.epoch, expected_seq=1, is_unfinished=False)
+
+    async with Deleting() as journal:
+        await begin("c", 2)
+        await begin("d", 2)
+        assert await reindex(journal) == (1, [])
+        rows = (await journal.page(ListQuery(9, prefix="d"))).rows
+        assert [(one.conversation_id, one.is_stale) for one in rows] == [("d", False)]
 
 
 async def test_pages_are_walked_with_a_cursor_that_fits_no_other_list(journal: Journal) -> None:
