@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, Self
 
+from .errors import ConversationDeleted
+
 __all__ = [
     "Claim",
     "ConversationInfo",
@@ -452,7 +454,9 @@ class Journal(Protocol):
 class LogPages:
     """Iterate over the records of a log above the seq `after`, by pages.
 
-    `upto`: the last seq; None: to the end of the log.
+    `upto`: the last seq; None: to the end of the log. `epoch`: the conversation's when `upto` was
+    read as its head. If the log has fewer records than that, or one of a later epoch among them, it
+    was deleted since, and another was begun: then the iteration raises `ConversationDeleted`.
 
     The one way to read a log that may be long. Raises as `Journal.read` does. It holds nothing
     open, so an iteration may be left at any point (an async generator left half-way would wait for
@@ -460,12 +464,19 @@ class LogPages:
     """
 
     def __init__(
-        self, journal: Journal, conversation_id: str, *, after: int = 0, upto: int | None = None
+        self,
+        journal: Journal,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        upto: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         self._journal = journal
         self._conversation_id = conversation_id
         self._after = after
         self._upto = upto
+        self._epoch = epoch
 
     def __aiter__(self) -> Self:
         return self
@@ -475,6 +486,8 @@ class LogPages:
         if limit <= 0:
             raise StopAsyncIteration
         page = await self._journal.read(self._conversation_id, after=self._after, limit=limit)
+        if self._epoch is not None and (not page or page[-1].epoch > self._epoch):
+            raise ConversationDeleted(self._conversation_id)
         if not page:
             raise StopAsyncIteration
         self._after += len(page)

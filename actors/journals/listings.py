@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..core.records import decode_record
 from ..core.state import Folded
-from ..errors import ConversationNotFound, CorruptLog, Fenced
+from ..errors import ConversationDeleted, ConversationNotFound, CorruptLog, Fenced
 from ..journal import Journal, Listing, ListQuery, LogPages, Record, StoredRecord
 
 __all__ = ["ListingOfLog", "reindex"]
@@ -69,11 +69,12 @@ async def reindex(
             log = ListingOfLog(name)
             epoch = 0
             try:
-                async for records in LogPages(journal, name, upto=row.head):
+                info = await journal.info(name)
+                async for records in LogPages(journal, name, upto=info.head, epoch=info.epoch):
                     log.add(records)
                     epoch = records[-1].epoch
-            except ConversationNotFound:
-                continue  # deleted meanwhile
+            except (ConversationNotFound, ConversationDeleted):
+                continue  # deleted meanwhile, and perhaps begun anew
             except CorruptLog:
                 unreadable.append(name)
                 continue

@@ -28,7 +28,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..errors import ConversationExists, ConversationNotFound, ImportRefused
+from ..errors import (
+    ConversationDeleted,
+    ConversationExists,
+    ConversationNotFound,
+    ImportRefused,
+)
 from ..events import CHANGE_KIND, decode_event
 from ..journal import (
     ConversationInfo,
@@ -61,20 +66,18 @@ _APPENDED_AT_ONCE = 256
 _TIME_MAX = 253_402_300_800.0  # the year 10000
 
 
-def _no_progress(_done: int, _of: int) -> None:
-    return
-
-
 async def export_lines(
     journal: Journal,
     conversation_ids: Sequence[str] | None = None,
     *,
-    on_progress: Callable[[int, int], None] = _no_progress,
+    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> AsyncGenerator[str, None]:
     """Yield the lines of an export, without line ends, of the named conversations or else of all.
 
-    Calls `on_progress` with the numbers of conversations: those done, and all. Raises
-    `ConversationNotFound` for an unknown name, and `CorruptLog`.
+    A conversation that is deleted meanwhile is left out. Calls `on_progress` with the numbers of
+    conversations: those done, and all. Raises `ConversationNotFound` for an unknown name,
+    `ConversationDeleted` if a conversation is deleted when some of its lines have been yielded, and
+    `CorruptLog`.
     """
     if conversation_ids is None:
         infos: Sequence[ConversationInfo] = await journal.list()
@@ -84,19 +87,23 @@ async def export_lines(
     yield _dump({"turnkeeper_export": _FORMAT})
     for done, listed in enumerate(infos):
         on_progress(done, len(infos))
+        name, has_begun = listed.conversation_id, False
         try:
-            info = await journal.info(listed.conversation_id)
-        except ConversationNotFound:
-            continue  # deleted since it was listed
-        async for line in _export_one(journal, info):
-            yield line
+            async for line in _export_one(journal, name):
+                has_begun = True
+                yield line
+        except (ConversationNotFound, ConversationDeleted) as gone:
+            if has_begun:
+                raise ConversationDeleted(name) from gone
     on_progress(len(infos), len(infos))
 
 
-async def _export_one(journal: Journal, info: ConversationInfo) -> AsyncIterator[str]:
-    name = info.conversation_id
-    yield _dump({"conversation": name, "head": info.head, "is_unfinished": info.is_unfinished})
-    async for page in LogPages(journal, name, upto=info.head):
+async def _export_one(journal: Journal, name: str) -> AsyncIterator[str]:
+    info = await journal.info(name)
+    async for page in LogPages(journal, name, upto=info.head, epoch=info.epoch):
+        if page[0].seq == 1:
+            head, is_unfinished = info.head, info.is_unfinished
+            yield _dump({"conversation": name, "head": head, "is_unfinished": is_unfinished})
         for record in page:
             yield _record_line(record)
     for rejection in await journal.rejections(name):
@@ -160,13 +167,11 @@ async def import_lines(
     lines: Iterable[str],
     *,
     keep_users: bool = False,
-    on_progress: Callable[[int, int], None] = _no_progress,
 ) -> Imported:
     """Import an export into a journal.
 
     With `keep_users`, conversations keep their users. Otherwise they have none, since the same
-    name may be another person here. Calls `on_progress` with the number of the conversation and of
-    the line that are being read. Raises `ImportRefused` with the number of a bad line, and
+    name may be another person here. Raises `ImportRefused` with the number of a bad line, and
     `InvalidInput` for ids and events that no journal takes; the lines before it are imported.
     Raises `ConversationExists` if the journal has a different conversation of the same name, and
     `EventIdConflict` or `MessageIdConflict` for an id that one conversation has twice.
@@ -180,7 +185,6 @@ async def import_lines(
     unreadable: list[Unreadable] = []
     while (header := reader.next_conversation()) is not None:
         conversations += 1
-        on_progress(conversations, reader.number)
         records += await _import_one(journal, reader, header, unreadable)
     return Imported(conversations, records, tuple(unreadable))
 

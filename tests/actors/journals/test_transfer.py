@@ -15,6 +15,7 @@ from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import decode_record, encode_record
 from turnkeeper.actors.errors import (
     ContentTooLong,
+    ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
     CorruptLog,
@@ -22,7 +23,14 @@ from turnkeeper.actors.errors import (
     InvalidConversationId,
 )
 from turnkeeper.actors.events import AgentMessageEvent, ConversationChangedEvent, UserMessageEvent
-from turnkeeper.actors.journal import Deletion, Journal, Record, Rejection
+from turnkeeper.actors.journal import (
+    READ_PAGE,
+    Deletion,
+    Journal,
+    Record,
+    Rejection,
+    StoredRecord,
+)
 from turnkeeper.actors.journals import transfer
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.transfer import delete_unchanged, export_lines, import_lines
@@ -98,8 +106,50 @@ async def test_what_is_imported_is_exported_as_the_same_lines(
     assert (await journal.info('alice,"event":')).is_unfinished
 
 
+class Replaced(MemoryJournal):
+    """A journal in which another process deletes "c" before the read that begins after a seq."""
+
+    at: int | None = None
+    begun_anew: Sequence[Record] = ()
+
+    async def read(self, conversation_id: str, **place: int) -> Sequence[StoredRecord]:
+        if conversation_id == "c" and place.get("after") == self.at:
+            self.at = None
+            await self.delete("c", epoch=(await self.info("c")).epoch)
+            if self.begun_anew:
+                await write(self, "c", self.begun_anew)
+        return await super().read(conversation_id, **place)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+async def test_a_conversation_that_is_deleted_before_its_first_line_is_left_out(
+    length: int,
+) -> None:
+    """The line about it promised as many records as the log had that was deleted."""
+    async with Replaced() as journal, MemoryJournal() as other:
+        await write(journal, "c", [make_record(f"c{n}") for n in range(3)])
+        await write(journal, "d", [make_record("d")])
+        journal.begun_anew, journal.at = [make_record(f"new {n}") for n in range(length)], 0
+
+        done = await import_lines(other, await lines_of(journal))
+
+        assert (done.conversations, done.records) == (1, 1)
+        assert await read_all(other, "d") == ["d"]
+
+
+@pytest.mark.parametrize("length", [0, 1, READ_PAGE + 2])
+async def test_an_export_never_goes_on_with_the_log_of_a_later_conversation(length: int) -> None:
+    async with Replaced() as journal:
+        await write(journal, "c", [make_record(f"c{n}") for n in range(READ_PAGE + 1)])
+        journal.begun_anew = [make_record(f"new {n}") for n in range(length)]
+        journal.at = READ_PAGE
+
+        with pytest.raises(ConversationDeleted):
+            await lines_of(journal)
+
+
 @pytest.mark.parametrize("keep_users", [False, True])
-async def test_an_import_keeps_owners_only_if_asked_to(
+async def test_an_import_keeps_users_only_if_asked_to(
     journal: SQLiteJournal, keep_users: bool
 ) -> None:
     changes = [
