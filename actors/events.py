@@ -253,7 +253,7 @@ class Event(Value):
         copied = super().model_copy(update=update, deep=deep)
         return _unchecked(copied) if update else copied
 
-    def copy(self, **options: Any) -> Self:  # noqa: ANN401
+    def copy(self, **options: Any) -> Self:  # noqa: ANN401 - pydantic's
         return _unchecked(super().copy(**options))
 
     @classmethod

@@ -48,7 +48,7 @@ class Process:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._cpu_s = self.end()
+        self.end()  # it has begun
 
     def begin(self, each: int) -> None:
         assert self._process.stdin is not None

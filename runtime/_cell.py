@@ -825,11 +825,11 @@ class Cell(Mailbox):
         self._alarm = None
         self.end(self.refusal())
 
-    def _end_incarnation(self, error: BaseException | None = None) -> None:
+    def _end_incarnation(self) -> None:
         if self.life is not None:
-            self.life.end(error)
+            self.life.end()
             self.life = None
-        self._fail_current(error or ActorFailed(self.name, _KILLED))
+        self._fail_current(ActorFailed(self.name, _KILLED))
 
     def end(self, error: BaseException | None, *, is_passivated: bool = False) -> None:
         """Remove the cell: from the directory, from its supervisor, from memory."""

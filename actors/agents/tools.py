@@ -586,7 +586,7 @@ def _arguments_model(
 class _Schema(GenerateJsonSchema):
     """Leaves out titles, which tell a model nothing, and warnings about unserialisable defaults."""
 
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401, ARG002 - pydantic's
         return False

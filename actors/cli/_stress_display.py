@@ -30,7 +30,7 @@ class StressDisplay:
         self._console = console
         self._duration_s = duration_s
         self._kills = self._restarts = 0
-        self._drawn_at = self._checked = 0
+        self._checked = 0
         self._next_line = 0.0
         self._next_draw = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)

@@ -486,7 +486,7 @@ def _begin_step(draft: Draft, command: BeginStep) -> Decision:
     running = check_running(working, command.turn_id, command.epoch)
     turns = working.state.turns
     if turns.waits_for is not None or (working.draining and working.hands_turns_over):
-        return _suspend(working, running, reply=False)
+        return _suspend(working, running)
     if not working.state.admission.open_calls:
         for waiting in turns.queued.values():
             if waiting.steers is None:
@@ -499,11 +499,14 @@ def _begin_step(draft: Draft, command: BeginStep) -> Decision:
     return draft.decision(reply=True)
 
 
-def _suspend(working: WorkingState, running: RunningTurn, *, reply: object) -> Decision:
-    """End the agent's run, because the turn is held. Raise `TurnPaused` if it cannot be resumed."""
+def _suspend(working: WorkingState, running: RunningTurn) -> Decision:
+    """End the agent's run, because the turn is held. Raise `TurnPaused` if it cannot be resumed.
+
+    The reply, False, says that no step begins, and that the turn has not ended.
+    """
     if not working.settings.is_resumable:
         raise TurnPaused(working.conversation_id, running.turn_id)
-    return Decision(reply=reply, is_suspended=True)
+    return Decision(reply=False, is_suspended=True)
 
 
 def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
@@ -685,7 +688,7 @@ def _end_turn(draft: Draft, command: EndTurn) -> Decision:
     working = draft.working
     running = check_running(working, command.turn_id, command.epoch)
     if working.state.turns.waits_for is not None:
-        return _suspend(working, running, reply=False)
+        return _suspend(working, running)
     why = "the agent ended its turn without a result for this call"
     _close(draft, running, why, outcome="failed")
     if command.error is not None:
@@ -888,7 +891,10 @@ def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) 
     if waiting is None or draft.working.draining:
         return draft.decision(reply, effects=effects, is_answer_over=True)
     if waiting.turn_id is None:
-        raise InvariantViolation(f"queued chat message {waiting.message_id} has no turn id")
+        raise InvariantViolation(
+            f"queued chat message {waiting.message_id} of conversation "
+            f"{draft.working.conversation_id} has no turn id; nothing was written"
+        )
     _add_changed_prompt(draft)
     draft.add(TurnStartedEvent, turn_id=waiting.turn_id)
     _join(draft, waiting, waiting.turn_id)

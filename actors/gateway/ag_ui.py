@@ -277,7 +277,7 @@ class RunEvents:
                 self._heard = []
             self._is_stale = transcript.retracted_at > after.seq
         # A call that the client has begun to read is completed first.
-        if asked.is_needed or (self._is_stale and self._part < 2):  # noqa: PLR2004
+        if asked.is_needed or (self._is_stale and self._part < 2):  # noqa: PLR2004 - of an action
             yield from self._end_text()
             yield from self._snapshots(asked.seq, transcript)
             self._is_stale = False
@@ -425,7 +425,7 @@ class RunEvents:
         start = ToolCallStartEvent(
             tool_call_id=call_id, tool_call_name=action.tool_name, parent_message_id=parent
         )
-        yield Out(start, Progress(self._seq, part=2) if part < 2 else None)  # noqa: PLR2004
+        yield Out(start, Progress(self._seq, part=2) if part < 2 else None)  # noqa: PLR2004 - as above
         if part < 3:  # noqa: PLR2004 - the number of an action's parts
             arguments = ToolCallArgsEvent(tool_call_id=call_id, delta=arguments_of(action))
             yield Out(arguments, Progress(self._seq, part=3))

@@ -121,7 +121,7 @@ class NodeClient:
                 return connection
             await connection.cut()
         parts = urlsplit(address)
-        assert parts.hostname is not None and parts.port is not None, address  # noqa: PT018
+        assert parts.hostname is not None and parts.port is not None, address  # noqa: PT018 - one fact
         try:
             with anyio.fail_after(CONNECT_S):
                 stream = await anyio.connect_tcp(parts.hostname, parts.port)

@@ -381,7 +381,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         ctx: RunContext[DepsT],  # noqa: ARG002 - the hook's signature
         *,
         call: ToolCallPart,
-        tool_def: ToolDefinition,  # noqa: ARG002
+        tool_def: ToolDefinition,  # noqa: ARG002 - as above
         args: dict[str, Any],
         handler: Callable[[dict[str, Any]], Awaitable[Any]],
     ) -> Any:  # noqa: ANN401 - a tool's value, as the agent has it

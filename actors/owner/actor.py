@@ -293,7 +293,9 @@ class ConversationActor(Actor[Command | Query]):
         """
         if isinstance(error, Refused):
             raise InvariantViolation(
-                f"the journal refused the owner of conversation {self._conversation_id}"
+                "the journal refused a write of the newest owner of conversation "
+                f"{self._conversation_id}, of epoch {self._working.epoch}; no event was written; "
+                "the owner is started again from the log"
             ) from error
 
     # --- 1. take ---------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class PieceCursor:
 
     def drop_between(self) -> None:
         """Drop all answers but the one that the reader has begun to yield, and the newest."""
-        while len(self.answers) > 2:  # noqa: PLR2004
+        while len(self.answers) > 2:  # noqa: PLR2004 - these two
             del self.answers[1]
 
     def take_due(self, seq: int, turn_id: str | None) -> TextDelta | None:

@@ -159,7 +159,10 @@ def _openhands_fields(
                 **_openhands_result(event, action),
             }
         case _:
-            raise InvariantViolation(f"{a_name(event.kind)} event is not said")
+            raise InvariantViolation(
+                f"event {event.id} is {a_name(event.kind)}, which an export for OpenHands leaves "
+                "out; nothing was exported"
+            )
 
 
 def _openhands_result(

@@ -149,7 +149,7 @@ class JobThread:
             self.is_hung = True  # should the thread come back, it ends
             self._is_over.set()
             self._hold.release()
-            raise self._hung("nothing was done")
+            raise self._hung()
         self._hold.release()
         self._opened.result()
         self._ports.start_thread(f"watch of the {self._name}", partial(self._watch, call_in_loop))
@@ -163,7 +163,7 @@ class JobThread:
         """Submit a job and return it; one caller may await its outcome."""
         if not self._is_open:
             if self.is_hung:
-                raise self._hung("nothing was done")
+                raise self._hung()
             raise JournalRefused(f"{self._name} is not open; nothing was done; use `async with`")
         erased: Job[Any] = job  # Any: the queue has jobs of every type
         if self._waiting or not self._has_room(erased):
@@ -195,7 +195,7 @@ class JobThread:
         self._waiting.clear()
         self._queue.put(None)  # should the thread come back, it ends
         for job in waiting:
-            job.fail(self._hung("nothing was done"))
+            job.fail(self._hung())
         for job in self._in_hand:
             job.fail(
                 JournalOutcomeUnknown(
@@ -204,9 +204,9 @@ class JobThread:
                 )
             )
 
-    def _hung(self, outcome: str) -> JournalUnavailable:
+    def _hung(self) -> JournalUnavailable:
         return JournalUnavailable(
-            f"{self._name} hangs or has died; {outcome}; see to the disk or the database, "
+            f"{self._name} hangs or has died; nothing was done; see to the disk or the database, "
             "then start the process again"
         )
 
