@@ -373,6 +373,7 @@ def test_a_conversation_that_is_there_already_is_left_as_it_is(hermes: Path, db:
     again = run("import", db, "--from", "hermes", hermes)
     assert again.exit_code == 2
     assert again.stdout == "0 conversations imported, 0 new events\n"
+    assert again.stderr.count(" exists already and ends at seq ") == len(before)
     assert chats(db) == before
 
 

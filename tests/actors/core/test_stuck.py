@@ -65,7 +65,7 @@ def test_after_the_agent_was_told_another_call_tells_it_nothing() -> None:
     steps = Steps()
     for n in range(3):
         steps.call("here", f"error {n}", fails=True)
-    assert steps.call("there").name() is None
+    assert steps.call("there", "error", fails=True).name() is None
 
 
 def test_a_success_in_between_ends_the_failures() -> None:
