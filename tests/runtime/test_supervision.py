@@ -806,7 +806,8 @@ async def test_watching_one_that_is_dead_already_brings_the_notice_at_once() -> 
         ref = runtime.spawn(Counter, name="counter")
         await ref.stop()
         ref.watch(runtime.spawn(lambda: notices, name="watcher"))
-        await notices.wait_for(1)
+        await settle()
+        assert notices.received == [Terminated(ref, None)]
 
 
 @pytest.mark.anyio
