@@ -583,7 +583,7 @@ PROMISES = [
         "a reader that was chosen to lead leaves without another in its place",
         EventReader,
         "_leave_wait",
-        "self._subscriptions.leaders.choose(self.place)",
+        "self._others.leaders.choose(self.place)",
         "pass",
         test="tests/actors/owner/test_leading_readers.py::"
         "test_another_reader_leads_when_the_one_that_leads_or_is_to_lead_leaves",
