@@ -366,12 +366,18 @@ def _open_tokens(file: Path) -> FileIO:
 
 
 def _add_line(opened: FileIO, line: str) -> None:
-    """Add a line, even if the last line of the file has no line end."""
-    if opened.seek(0, os.SEEK_END):
+    """Add a line, even if the last line of the file has no line end; all of it, or nothing."""
+    if end := opened.seek(0, os.SEEK_END):
         opened.seek(-1, os.SEEK_END)
         if opened.read(1) != b"\n":
             line = f"\n{line}"
-    opened.write(line.encode())
+    left = line.encode()
+    try:
+        while left:
+            left = left[opened.write(left) :]
+    except OSError:
+        opened.truncate(end)  # part of a line would keep the server from reading the file
+        raise
 
 
 def _check_tokens(file: Path) -> None:

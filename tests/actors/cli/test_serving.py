@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -146,6 +147,31 @@ def test_a_token_whose_hash_cannot_be_written_is_said_to_be_of_no_use(
 
     assert refused.exit_code == 2
     assert "No space left on device; the token above will not be accepted" in refused.stderr
+
+
+def test_a_line_that_only_half_fits_on_the_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """The half of it was left, and the server that read the file next did not start."""
+    file = tmp_path / "tokens.txt"
+    assert make_token(file, "alice").exit_code == 0
+    before = file.read_text()
+    program = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 20},) * 2)\n"
+        "from turnkeeper.actors.cli import main\n"
+        "main()\n"
+    )
+
+    refused = subprocess.run(
+        [sys.executable, "-c", program, "token", "bob", "--file", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert refused.returncode == 2, refused.stderr
+    assert "the token above will not be accepted" in refused.stderr
+    assert file.read_text() == before
 
 
 def test_a_file_that_is_none_of_tokens_gets_no_token(tmp_path: Path) -> None:
