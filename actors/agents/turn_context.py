@@ -60,7 +60,9 @@ from ..events import (
     ThinkingBlock,
     TokenUsage,
     UserMessageEvent,
+    encode_event,
 )
+from ..journals.shared.limits import check_size
 from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
 from ..values.frozen import FrozenObject, check_json
@@ -514,7 +516,14 @@ class TurnContext:
         self.check_lease()
         result = await self._result_of(action, run)
         try:
-            results[action.id] = (await self._append(self._observed(action, result)))[0]
+            try:
+                logged = await self._append(self._observed(action, result))
+            except InvalidInput as error:
+                # The call has run, so it gets a result, and the turn goes on.
+                said = f"the call ran, and its result cannot be kept: {error_text(error)}"
+                too_large = ToolResult(said, is_error=True)
+                logged = await self._append(self._observed(action, too_large))
+            results[action.id] = logged[0]
         except AdmissionRefused:
             if (by_hand := await self._owner.find_result(action.tool_call_id)) is None:
                 raise
@@ -568,7 +577,12 @@ class TurnContext:
     async def _append(
         self, *events: Event, suspends: bool = False, ends: bool = False
     ) -> Sequence[LoggedEvent]:
-        append = TurnAppend(self.turn_id, self._epoch, events, suspends=suspends, ends=ends)
+        written = tuple(map(encode_event, events))
+        for event, payload in zip(events, written, strict=True):
+            check_size(a_type(event), payload)  # here, where it fails the turn and not the owner
+        append = TurnAppend(
+            self.turn_id, self._epoch, events, suspends=suspends, ends=ends, written=written
+        )
         return await self._ask(append)
 
     async def _ask(self, command: Message[T]) -> T:

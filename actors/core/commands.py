@@ -400,6 +400,8 @@ class TurnAppend(Message[Sequence[LoggedEvent]]):
     """After this the turn waits for a confirmation, and its agent ends its run."""
     ends: bool = False
     """With this the turn is completed, in the same commit, unless a pause holds it."""
+    written: Sequence[bytes] = ()
+    """The events' JSON."""
 
 
 @dataclass(frozen=True, slots=True)

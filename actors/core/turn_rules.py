@@ -512,7 +512,7 @@ def _suspend(working: WorkingState, running: RunningTurn) -> Decision:
 def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
     running = check_running(draft.working, command.turn_id, command.epoch)
     first = draft.seq + 1
-    draft.extend(command.events)
+    draft.extend(command.events, command.written)
     logged = tuple(LoggedEvent(first + n, event) for n, event in enumerate(command.events))
     if command.ends and draft.working.state.turns.waits_for is None:
         draft.add(TurnEndedEvent, turn_id=running.turn_id, outcome="completed")

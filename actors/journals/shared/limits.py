@@ -28,6 +28,7 @@ __all__ = [
     "check_page",
     "check_records",
     "check_settings",
+    "check_size",
     "check_snapshot",
     "checked_rejections",
 ]
@@ -51,7 +52,7 @@ def check_records(records: Sequence[Record]) -> int:
     for event_id, kind, payload, message_id in records:
         size += len(payload)
         if len(payload) > PAYLOAD_BYTES_MAX:
-            _check_size(f"event {event_id[:128]!r}", payload)
+            check_size(f"event {event_id[:128]!r}", payload)
         if are_plain_ids(event_id, kind, message_id):
             continue
         check_new_id("event id", event_id)
@@ -83,7 +84,7 @@ def checked_rejections(rejections: Sequence[Rejection]) -> Sequence[Rejection]:
             raise InvalidInput(f"a rejection at {one.at}; nothing was written; give it a time")
         _check_plain("violation", one.violation)
         _check_plain("reason", one.reason)
-        _check_size("rejected event", one.payload)
+        check_size("rejected event", one.payload)
     return [Rejection(float(one.at), one.violation, one.reason, one.payload) for one in rejections]
 
 
@@ -98,7 +99,8 @@ def _check_plain(what: str, text: str) -> None:
         raise InvalidInput(f"{what} has a NUL, which a database cannot store; nothing was written")
 
 
-def _check_size(what: str, payload: bytes) -> None:
+def check_size(what: str, payload: bytes) -> None:
+    """Raise `InvalidInput` if an event's JSON is larger than a journal takes."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise InvalidInput(
             f"{what} has {len(payload):,} bytes, and a journal takes {PAYLOAD_BYTES_MAX:,}; "

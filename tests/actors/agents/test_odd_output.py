@@ -23,6 +23,7 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.errors import (
     InvalidInput,
+    TurnNotCompleted,
 )
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -30,6 +31,7 @@ from turnkeeper.actors.events import (
     StepRequest,
     ThinkingBlock,
 )
+from turnkeeper.actors.journals.shared import limits
 
 pytestmark = pytest.mark.anyio
 
@@ -237,3 +239,43 @@ def test_a_number_that_json_would_not_give_back_is_refused() -> None:
         TokenUsage(input_tokens=10**5000)
     with pytest.raises(ValueError, match="less than"):
         StepRequest(view_seq=10**5000)
+
+
+async def test_an_event_that_no_journal_takes_fails_its_turn_and_not_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The journal refused it, and so ended the owner."""
+    monkeypatch.setattr(limits, "PAYLOAD_BYTES_MAX", 10_000)
+
+    @agent
+    async def long_winded(turn: TurnContext) -> None:
+        await turn.say("x" * (10_000 if turn.message.content == "A" else 10))
+
+    async with verified(long_winded, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        with pytest.raises(TurnNotCompleted, match="a journal takes 10,000; nothing was written"):
+            await (await chat.send("A")).reply()
+
+        assert (await (await chat.send("B")).end()).outcome == "completed"
+
+
+async def test_a_result_that_no_journal_takes_becomes_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PAYLOAD_BYTES_MAX", 10_000)
+
+    async def read(_: ActionEvent) -> str:
+        return "x" * 10_000
+
+    @agent
+    async def reads(turn: TurnContext) -> None:
+        await turn.call_tools([ToolCall("read", {})], read)
+        await turn.say("done")
+
+    async with verified(reads, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        assert (await (await chat.send("A")).end()).outcome == "completed"
+        results = [event for event in await chat.view() if isinstance(event, ObservationEvent)]
+
+    assert [result.is_error for result in results] == [True]
+    assert results[0].content.startswith("the call ran, and its result cannot be kept: an Obs")
