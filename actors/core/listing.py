@@ -36,7 +36,7 @@ from ..journal import (
     ListRow,
     Record,
 )
-from ..values.text import check_id, check_label, check_text, check_whole
+from ..values.text import check_id, check_label, check_sought, check_text, check_whole
 from .details import Details
 from .status import AgentExecutionStatus
 from .turn_table import TurnTable
@@ -310,9 +310,9 @@ def make_query(
             raise InvalidInput(
                 f"{what} is {count}; it takes 1 to {LIST_LIMIT_MAX}", argument=what, rule=rule
             )
-    check_text("prefix", prefix)
+    check_sought("prefix", prefix)
     if owner is not None:
-        check_text("owner", owner)
+        check_sought("owner", owner)
     if status is not None:
         check_text("status", status)
         if status.upper() not in AgentExecutionStatus.__members__:

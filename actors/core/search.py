@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import InvalidInput
 from ..journal import SearchPage, SearchQuery
-from ..values.text import check_label, check_text, check_whole
+from ..values.text import check_label, check_sought, check_text, check_whole
 from ..values.words import find_words
 
 __all__ = ["SearchHit", "SearchResults", "make_search_query", "results_of"]
@@ -80,9 +80,9 @@ def make_search_query(
         if not 1 <= count <= most:
             rule = f"{what} must be 1 to {most}"
             raise InvalidInput(f"{what} is {count}; it takes 1 to {most}", argument=what, rule=rule)
-    check_text("prefix", prefix)
+    check_sought("prefix", prefix)
     if owner is not None:
-        check_text("owner", owner)
+        check_sought("owner", owner)
     if label is not None:
         check_label(label)
     asked = words.rstrip()

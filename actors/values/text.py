@@ -24,6 +24,7 @@ __all__ = [
     "check_number",
     "check_short",
     "check_shown",
+    "check_sought",
     "check_text",
     "check_whole",
     "error_text",
@@ -147,7 +148,17 @@ def check_label(label: object) -> None:
             rule="label must be a name and a value",
         )
     for text in label:
-        check_text("label", text)
+        check_sought("label", text)
+
+
+def check_sought(what: str, text: object) -> None:
+    """As `check_text`; also raise if it has a NUL, which no journal stores and PostgreSQL refuses.
+
+    For the texts that a list is filtered by.
+    """
+    check_text(what, text)
+    if isinstance(text, str):
+        _check_no_nul(what, text)
 
 
 def check_short(what: str, text: object, length_max: int) -> None:
@@ -181,7 +192,12 @@ def check_id(what: str, text: object) -> None:
             argument=what,
             rule=f"{what} must have 1 to {ID_LENGTH_MAX} characters",
         )
-    if isinstance(text, str) and "\0" in text:
+    if isinstance(text, str):
+        _check_no_nul(what, text)
+
+
+def _check_no_nul(what: str, text: str) -> None:
+    if "\0" in text:
         raise InvalidInput(
             f"{what} has a NUL at position {text.index(chr(0))}; it takes none",
             argument=what,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,16 @@ async def test_a_search_without_words_or_with_too_many_is_refused(words: str) ->
     async with Conversations(HeldAgent(), journal=MemoryJournal(search=True)) as conversations:
         with pytest.raises(InvalidInput):
             await conversations.search(words)
+
+
+@pytest.mark.parametrize("wrong", [{"owner": "a\0"}, {"prefix": "a\0"}, {"label": ("a", "b\0")}])
+async def test_a_search_with_a_filter_that_no_journal_can_store_is_refused(
+    wrong: dict[str, Any],
+) -> None:
+    """PostgreSQL refused it without a reason, and the other journals found nothing."""
+    async with Conversations(HeldAgent(), journal=MemoryJournal(search=True)) as conversations:
+        with pytest.raises(InvalidInput, match="has a NUL"):
+            await conversations.search("word", **wrong)
 
 
 async def test_a_journal_that_does_not_search_says_so(tmp_path: Path) -> None:
