@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from ..errors import (
     ConversationNotFound,
     EventIdConflict,
+    InvalidInput,
     LabelTooLong,
     MessageIdConflict,
     NotAppendable,
@@ -63,7 +64,7 @@ from .commands import (
 from .condensation import CondensationPlan, check_proposal, make_room
 from .state import Folded
 from .turn_rules import add_error, add_owner, begin_log, decide_turn, is_chat_message
-from .view import View
+from .view import SUMMARY_SUFFIX, View
 from .working_state import Decision, Draft, Stamp, WorkingState
 
 __all__ = ["decide"]
@@ -106,11 +107,8 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
             decision = Decision()  # the actor carries these out itself
         case _:
             decision = decide_turn(working, command, stamp)
-    for event in decision.events:
-        if event.kind == "action" and isinstance(event, ActionEvent):
-            limits = working.state.limits
-            depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max
-            check_json(event.arguments, depth_max=depth_max, digits_max=digits_max)
+    if decision.events:
+        _check_each(working, decision.events)
     violation = working.state.admission.check(decision.events)
     if violation is not None:
         raise AdmissionRefused(working.conversation_id, violation)
@@ -136,6 +134,28 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
         is_there = known is not None and known.seq == expected.seq
     if not is_there:
         raise NotThisLog(name, expected.seq)
+
+
+def _check_each(working: WorkingState, events: Sequence[Event]) -> None:
+    """Raise `InvalidInput` if an event's arguments are no JSON, or if its id is a summary's."""
+    for event in events:
+        if event.kind == "action" and isinstance(event, ActionEvent):
+            limits = working.state.limits
+            depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max
+            check_json(event.arguments, depth_max=depth_max, digits_max=digits_max)
+        if event.id.endswith(SUMMARY_SUFFIX):
+            _check_is_no_summary(working, event.id)
+
+
+def _check_is_no_summary(working: WorkingState, event_id: str) -> None:
+    # With two events under one id in the view, no proposal could forget either of them.
+    if any(shown.id == event_id for shown in working.state.view):
+        raise InvalidInput(
+            f"append refused on conversation {working.conversation_id}: {event_id} is the id of a "
+            "summary; nothing was written; give the event an id of its own",
+            argument="an event id",
+            rule="an event must not have the id of a summary",
+        )
 
 
 def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:

@@ -39,6 +39,7 @@ from .view_index import IndexedEvents, ManipulationIndices, find_torn
 __all__ = [
     "CHANGING_KINDS",
     "SHORTENED_MARKER",
+    "SUMMARY_SUFFIX",
     "Derivation",
     "ManipulationIndices",
     "View",
@@ -53,6 +54,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 SHORTENED_MARKER = "\n[the rest of this result was left out]"
 """Stands at the end of a result that a condensation has shortened."""
+SUMMARY_SUFFIX = "-summary"
+"""Follows the condensation's id in the id of its summary."""
 
 
 class Derivation(Protocol[T_co]):
@@ -369,7 +372,7 @@ class ViewFold:
             self._replace_events([_shortened(kept, event.shortened) for kept in self.events])
         if event.summary is not None and event.summary_offset is not None:
             summary = CondensationSummaryEvent(
-                id=f"{event.id}-summary",
+                id=f"{event.id}{SUMMARY_SUFFIX}",
                 timestamp=event.timestamp,
                 turn_id=event.turn_id,
                 content=event.summary,

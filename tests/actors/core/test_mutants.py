@@ -63,7 +63,7 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     # (where, which function, the line, what it becomes)
     (ViewFold, "_condense", "self._request = False", "pass"),
     (ViewFold, "_condense", "events = self.events.copy()", "events = self.events"),
-    (ViewFold, "_condense", 'id=f"{event.id}-summary"', "id=event.id"),
+    (ViewFold, "_condense", 'id=f"{event.id}{SUMMARY_SUFFIX}"', "id=event.id"),
     (ViewFold, "_remove", "if event.id not in ids", "if event.id != event_ids[0]"),
     (ViewFold, "_replace_events", "self.restore(events)", "self.events.extend(events)"),
     (View, "derive", "kept.length <= self._length", "True"),

@@ -22,6 +22,7 @@ from turnkeeper.actors import (
     View,
 )
 from turnkeeper.actors.core.condensation import Need
+from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
     AgentMessageEvent,
     CondensationEvent,
@@ -74,6 +75,35 @@ async def test_a_request_is_answered_by_a_condensation() -> None:
                 break
 
         assert len(await chat.view()) < before
+
+
+class Summarizing:
+    """Puts a summary in the place of the first events, once there is a request."""
+
+    def need(self, view: View) -> Need | None:
+        return "soft" if view.unhandled_condensation_request else None
+
+    async def propose(self, view: View, need: Need) -> Proposal:
+        return Proposal(tuple(event.id for event in view[:2]), "so far")
+
+
+async def test_an_event_under_the_id_of_a_summary_is_refused() -> None:
+    """It was taken, and from then on no condenser could forget either of them."""
+    journal = MemoryJournal()
+    async with verified(HeldAgent(), journal=journal, condenser=Summarizing()) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(str(n))).end()
+        await chat.append(CondensationRequestEvent())
+        async for logged in chat.events():
+            if isinstance(logged.event, CondensationEvent):
+                break
+        summary = (await chat.view())[0]
+        assert summary.kind == "condensation_summary"
+
+        for append in (chat.append, lambda event: chat.append_all([event])):
+            with pytest.raises(InvalidInput, match="is the id of a summary; nothing was written"):
+                await append(UserMessageEvent(id=summary.id, content="mine"))
 
 
 class SlowCondenser:
