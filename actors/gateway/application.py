@@ -172,7 +172,7 @@ _READING_POSTS = re.compile(r".*/v1/conversations/[^/]+/verify")
 
 def _may_write(scope: Scope) -> bool:
     """Return True unless a request only reads."""
-    is_read = scope["method"] in ("GET", "HEAD", "OPTIONS")
+    is_read = scope["method"] in ("GET", "OPTIONS")
     return not is_read and not (
         scope["method"] == "POST" and _READING_POSTS.fullmatch(scope["path"])
     )
@@ -215,6 +215,8 @@ def _allow(request: Request) -> Mapping[str, str]:
     for route in (route for part in (*ROUTERS, pages) for route in part.routes):
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
+    if "GET" in methods:
+        methods.add("HEAD")  # which the guard answers by it
     return {"Allow": ", ".join(sorted(methods))}
 
 

@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
+from urllib.parse import unquote_to_bytes
 
 import anyio
 from starlette.responses import Response
@@ -37,7 +38,7 @@ from .replies import problem_reply
 __all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper"]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-_READS = frozenset(("GET", "HEAD", "OPTIONS"))
+_READS = frozenset(("GET", "OPTIONS"))
 _JSON = frozenset(("application/json", "application/merge-patch+json"))
 _FROM_HERE = frozenset(("", "none", "same-origin"))
 """The values of `Sec-Fetch-Site` if no other site sent the request; empty: no browser sent it."""
@@ -79,10 +80,10 @@ _logger = Logger("turnkeeper.gateway")
 class Refused(Exception):
     """Ends a request before the application sees it."""
 
-    def __init__(self, problem: Problem, rule: str = "") -> None:
+    def __init__(self, problem: Problem, rule: str = "", **place: str) -> None:
         super().__init__(problem.name)
         self.problem = problem
-        self.facts = {"errors": [{"pointer": "#", "detail": rule}]} if rule else None
+        self.facts = {"errors": [{**place, "detail": rule}]} if rule else None
 
 
 class Guard:
@@ -109,6 +110,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
+            case "http" if scope["method"] == "HEAD":
+                with anyio.CancelScope() as serving:
+                    head_only = _HeadOnly(send, serving.cancel)
+                    await self._serve({**scope, "method": "GET"}, receive, head_only)
             case "http":
                 await self._serve(scope, receive, send)
             case "lifespan":
@@ -117,9 +122,12 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1000})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = _in_origin_form(scope)
         out = _Out(send, self._limits.write_stall_s)
         try:
+            if "\ufffd" in scope["path"] and not _is_utf8(scope.get("raw_path") or b""):
+                # An id in it would be read as another one.
+                raise Refused(OWN["malformed"], "the address must be UTF-8")
+            scope = _in_origin_form(scope)
             if self._refuses is not None and self._refuses(scope):
                 raise Refused(OWN["read-only"])
             is_read = scope["method"] in _READS
@@ -202,10 +210,14 @@ class Guard:
                 if not message.get("more_body", False):
                     body = b"".join(pieces)
                     if b"\0" in body:  # never in UTF-8 JSON, which the bracket count relies on
-                        raise Refused(OWN["malformed"], "must be JSON in UTF-8")
+                        raise Refused(OWN["malformed"], "must be JSON in UTF-8", pointer="#")
                     depth_max = self._limits.depth_max
                     if is_deeper(body, depth_max):
-                        raise Refused(OWN["too-deep"], f"must be nested {depth_max} levels at most")
+                        raise Refused(
+                            OWN["too-deep"],
+                            f"must be nested {depth_max} levels at most",
+                            pointer="#",
+                        )
                     return body
         raise Refused(OWN["too-slow"])
 
@@ -267,6 +279,20 @@ class _Out:
             raise _Stalled
 
 
+class _HeadOnly:
+    """Sends the head of a response as all of it, and then ends what would send the rest."""
+
+    def __init__(self, send: Send, end: Callable[[], None]) -> None:
+        self._send = send
+        self._end = end
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._send(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._end()
+
+
 def check_hosts(hosts: Collection[str]) -> None:
     """Raise `InvalidInput` for a host that no request can name."""
     for host in hosts:
@@ -295,6 +321,14 @@ def _as_asked_for(host: str) -> str:
     except ValueError:
         return host.lower()
     return f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004 - its name
+
+
+def _is_utf8(raw_path: bytes) -> bool:
+    try:
+        unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _in_origin_form(scope: Scope) -> Scope:

@@ -303,7 +303,7 @@ OWN: Mapping[str, Problem] = {
         Problem(
             405, "method-not-allowed", "this address takes only the methods in the header Allow"
         ),
-        Problem(405, "read-only", "this server only reads", headers={"Allow": "GET"}),
+        Problem(405, "read-only", "this server only reads", headers={"Allow": "GET, HEAD"}),
         Problem(408, "too-slow", "the body did not arrive in time"),
         Problem(
             409, "run-id-conflict", "this runId was used with other input; nothing was written"
@@ -316,7 +316,12 @@ OWN: Mapping[str, Problem] = {
         _ANOTHER,
         Problem(413, "too-large", "the body is too large"),
         Problem(415, "not-json", "send Content-Type: application/json"),
-        Problem(415, "encoded", "send the body as it is, without a Content-Encoding"),
+        Problem(
+            415,
+            "encoded",
+            "send the body as it is, without a Content-Encoding",
+            headers={"Accept-Encoding": "identity"},
+        ),
         Problem(
             421,
             "unknown-host",

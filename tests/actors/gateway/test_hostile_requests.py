@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
 
-from .worlds import JSON, World, gateway_world
+from .worlds import BOUND_S, JSON, World, gateway_world
 
 pytestmark = pytest.mark.costly
 
@@ -113,3 +113,33 @@ async def _read_some(world: World, seen: list[str], length: int) -> bytes:
 
 def _id_of(event: bytes) -> str:
     return event.partition(b"\n")[0].removeprefix(b"id: ").decode()
+
+
+async def test_head_is_answered_as_get_without_the_body() -> None:
+    """Also for a stream, which would go on; the connection can be used again."""
+    async with gateway_world() as world, httpx.AsyncClient(base_url=world.address) as http:
+        await world.answered("alice", "hello")
+        with anyio.fail_after(BOUND_S):
+            for path in ("/healthz", "/v1/conversations/alice/state", "/v1/nowhere"):
+                head = await http.head(path)
+                get = await http.get(path)
+                assert head.content == b""
+                assert head.status_code == get.status_code, path
+                for name in ("content-type", "content-length", "cache-control"):
+                    assert head.headers[name] == get.headers[name], path
+            stream = await http.head("/v1/conversations/alice/events")
+            assert stream.status_code == 200
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert (await http.head("/v1/conversations/alice/pause")).status_code == 405
+            assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_an_address_that_is_not_utf_8_is_refused() -> None:
+    """Its id was read with U+FFFD in the place of the bytes that are wrong, as another one's."""
+    async with gateway_world() as world:
+        await world.answered("a\ufffd", "hello")
+        for wrong in ("a%FF", "a%ED%A0%80", "a%C3"):
+            refused = await world.http.get(f"/v1/conversations/{wrong}/state")
+            assert refused.status_code == 400, wrong
+            assert refused.json()["errors"] == [{"detail": "the address must be UTF-8"}]
+        assert (await world.http.get("/v1/conversations/a%EF%BF%BD/state")).status_code == 200

@@ -482,8 +482,8 @@ async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:
     assert (nowhere.status_code, nowhere.json()["type"]) == (404, "urn:turnkeeper:not-found")
     assert other_method.json()["type"] == "urn:turnkeeper:method-not-allowed"
     assert json.loads(other_method.text)["status"] == other_method.status_code == 405
-    assert other_method.headers["Allow"] == "GET"
-    assert (await world.http.put(HERE, json={})).headers["Allow"] == "DELETE, GET, PATCH"
+    assert other_method.headers["Allow"] == "GET, HEAD"
+    assert (await world.http.put(HERE, json={})).headers["Allow"] == "DELETE, GET, HEAD, PATCH"
 
 
 async def test_each_step_names_the_view_that_its_model_saw() -> None:

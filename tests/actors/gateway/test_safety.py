@@ -248,6 +248,7 @@ async def test_a_body_that_is_compressed_is_told_so(guarded: Guarded) -> None:
             assert refused.status_code == 415, place
             assert refused.json()["type"] == "urn:turnkeeper:encoded", place
             assert "Content-Encoding" in refused.json()["detail"]
+            assert refused.headers["Accept-Encoding"] == "identity"
         plain = await guarded.call(place, token, **{"Content-Encoding": "Identity"})
         assert plain.status_code != 415, place
 
