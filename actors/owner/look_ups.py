@@ -128,20 +128,24 @@ async def _find_given(
 ) -> Mapping[str, bool]:
     """Return the answers that this event gave; none if the calls that it answers are not found.
 
-    Looks through one page of the log: so many events seldom come before an answer. Also if the turn
-    table has them: earlier commands of the batch may make it let them go.
+    Reads the log backwards from the answer: its request mostly stands a few events before it. Also
+    if the turn table has them: earlier commands of the batch may make it let them go.
     """
-    event, seq, name = given.event, given.seq, working.conversation_id
+    event, name = given.event, working.conversation_id
     if not isinstance(event, ConfirmationGivenEvent):
         return NO_TABLE
-    after = max(0, seq - 1 - READ_PAGE)
-    for record in reversed(await journal.read(name, after=after, limit=READ_PAGE)):
-        if record.seq < seq and record.kind == "confirmation_requested":
-            asked = decode_record(name, record).event
-            assert isinstance(asked, ConfirmationRequestedEvent), record.kind
-            return {
-                call: event.confirmed and call not in event.rejected for call in asked.tool_call_ids
-            }
+    before = given.seq - 1
+    while before:
+        after = max(0, before - READ_PAGE)
+        for record in reversed(await journal.read(name, after=after, limit=before - after)):
+            if record.kind == "confirmation_requested":
+                asked = decode_record(name, record).event
+                assert isinstance(asked, ConfirmationRequestedEvent), record.kind
+                return {
+                    call: event.confirmed and call not in event.rejected
+                    for call in asked.tool_call_ids
+                }
+        before = after
     return NO_TABLE
 
 

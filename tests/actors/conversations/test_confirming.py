@@ -20,7 +20,13 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotConfirmable
-from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent, UserRejectEvent
+from turnkeeper.actors.events import (
+    ActionEvent,
+    ConfirmationRequestedEvent,
+    TaskListUpdatedEvent,
+    UserRejectEvent,
+)
+from turnkeeper.actors.journal import READ_PAGE
 from turnkeeper.runtime.testing import settle
 
 from .worlds import HeldJournal, verified
@@ -158,6 +164,37 @@ async def test_answers_that_their_batch_made_memory_let_go_are_the_same() -> Non
             journal.gate.set()
 
         assert await turn.reply() == "done"
+
+
+async def test_answers_are_the_same_however_many_events_came_before_them() -> None:
+    """The owner looked through one page of the log for the calls that they answer."""
+
+    async def pay(to: str) -> str:
+        return f"paid {to}"
+
+    limits = Limits(known_messages_max=2, recent_events_max=2)
+    calls = [[ToolCall("pay", {"to": name})] for name in "abc"]
+    model = ScriptedModel([*(ModelResponse(calls=each) for each in calls), "done"])
+    agent = ToolAgent(model, [pay], confirm="always")
+    async with verified(
+        agent, journal=MemoryJournal(), limits=limits, queued_messages_max=1
+    ) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("pay them")
+        first: dict[str, bool | str] = {}
+        for n in range(3):
+            (asked,) = await shown(chat, n + 1)
+            if not first:
+                first = {asked: True}
+                await chat.append_all(
+                    [TaskListUpdatedEvent(tasks=()) for _ in range(READ_PAGE + 1)]
+                )
+            await chat.answer({asked: True}, event_id=f"r{n}")
+        assert await turn.reply() == "done"
+
+        head = (await chat.at()).seq
+        await chat.answer(first, event_id="r0")
+        assert (await chat.at()).seq == head
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", object()])
