@@ -91,7 +91,8 @@ __all__ = ["Conversation", "Follower"]
 R = TypeVar("R")
 
 _READINGS_MAX = 10
-"""How often a log is read for one state, if another owner begins during each reading."""
+"""How often a log is read for one state, if another owner begins during each reading; and how often
+a fork looks for its name, if another owner of it begins after each look."""
 DECIDED_BEFORE_MAX = 3
 """How far before a chat message the end of the turn that it cut off can be: that end, a system
 prompt, and the start of its own turn may come before it."""
@@ -683,7 +684,7 @@ class Conversation:
             this.made.set()
 
     async def _check_free(self, fork_id: str) -> None:
-        while True:
+        for _ in range(_READINGS_MAX):
             with suppress(ConversationNotFound):
                 raise ConversationExists(fork_id, (await self._journal.info(fork_id)).head)
             # An earlier command may have started an owner, which would know nothing of the fork.
@@ -697,6 +698,10 @@ class Conversation:
                 # What still goes on there, such as a parked result, begins no conversation. Once it
                 # has stopped, another owner may have begun: so look again.
                 await self._region.stop_actor(fork_id)
+        raise JournalUnavailable(
+            f"fork to {fork_id} given up: each time that no conversation was found there, a caller "
+            "had begun another owner of it; nothing was written; fork again, or to another name"
+        )
 
     async def _is_fork(
         self, fork: Conversation, at: int, event_id: str | None, owner: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from turnkeeper.actors import (
     View,
     agent,
 )
-from turnkeeper.actors.core.commands import Expected, GetView
+from turnkeeper.actors.core.commands import Append, Expected, GetView
 from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationExists,
@@ -35,6 +35,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.events import LoggedEvent, ObservationEvent
 from turnkeeper.actors.journal import Claim, ConversationInfo, Listing, Record
+from turnkeeper.runtime import NotDelivered
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -444,6 +445,45 @@ async def test_a_fork_takes_a_name_under_which_a_result_waits_for_its_call() -> 
             fork = await conversations["c"].fork("d")
 
         assert await log_of(fork) == ["u:A", "a:a(A)"]
+
+
+class Contested(MemoryJournal):
+    """Lets an owner that does not stop by itself begin before each look of a fork for its name."""
+
+    begin: Callable[[], Awaitable[None]]
+    is_beginning = False
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        if conversation_id == "d" and not self.is_beginning:
+            self.is_beginning = True
+            await self.begin()
+            self.is_beginning = False
+        return await super().info(conversation_id)
+
+
+async def test_a_fork_gives_up_if_owners_of_its_name_begin_without_an_end() -> None:
+    journal, looks = Contested(), 0
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        await (await conversations["c"].send("A")).end()
+        region = conversations._open_region()
+        async with anyio.create_task_group() as group:
+
+            async def park() -> None:
+                """As a caller in another process does: no handle here makes it wait."""
+                early = ObservationEvent(tool_call_id=f"call {looks}", content="early")
+                with suppress(ResultNotKept, NotDelivered):
+                    await region["d"].ask(Append(early, park=True))
+
+            async def begin() -> None:
+                nonlocal looks
+                looks += 1
+                assert looks < 100, "the fork spins"
+                group.start_soon(park)
+                await anyio.wait_all_tasks_blocked()
+
+            journal.begin = begin
+            with pytest.raises(JournalUnavailable, match="fork again"):
+                await conversations["c"].fork("d")
 
 
 class Slow(WatchedForks):
