@@ -618,8 +618,8 @@ class Fenced(OwnershipLost):
         self, conversation_id: str, *, epoch: int, expected_seq: int, found_epoch: int, head: int
     ) -> None:
         super().__init__(
-            f"append refused on conversation {conversation_id} at seq {expected_seq}: epoch "
-            f"{epoch} is fenced by epoch {found_epoch}, head {head}; nothing was written; "
+            f"the owner of conversation {conversation_id} is replaced: at seq {expected_seq} its "
+            f"epoch {epoch} is fenced by epoch {found_epoch}, head {head}; nothing was written; "
             "go to the newer owner"
         )
         self.conversation_id = conversation_id
