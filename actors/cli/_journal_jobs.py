@@ -308,8 +308,11 @@ async def import_all(
             result.problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
         if begin.startswith(_SQLITE_BEGINS):
+            found = "it is an SQLite database"
+            if source is not None:
+                found += f", and --from {source} reads JSON"
             result.problems.append(
-                f"{path}: it is an SQLite database; name the program that wrote it with --from; "
+                f"{path}: {found}; name the program that wrote it with --from; "
                 "import a journal of turnkeeper from what `turnkeeper export` writes"
             )
         elif source is None and begin == _EXPORT_BEGINS:
