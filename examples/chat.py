@@ -372,7 +372,7 @@ class Chat:
         """Wait until nothing runs, or the user is asked something."""
         async for _ in self._conversation.events():
             turns = (await self._conversation.at()).turns
-            if not turns.is_unfinished or turns.waits_for is not None:
+            if not turns.has_open_turns or turns.waits_for is not None:
                 return
 
 

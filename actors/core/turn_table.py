@@ -178,8 +178,8 @@ class TurnTable:
         return self._queued
 
     @property
-    def is_unfinished(self) -> bool:
-        """True if a crash here would leave a turn to end or a chat message to start."""
+    def has_open_turns(self) -> bool:
+        """True if a turn runs or a chat message waits, also for a person's decision."""
         return self.running is not None or bool(self._queued)
 
     @property

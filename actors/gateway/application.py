@@ -137,7 +137,7 @@ def app(
     for part in ROUTERS:
         api.include_router(part, responses=_ERRORS)
     api.include_router(pages)
-    api.add_exception_handler(TurnkeeperError, _told)
+    api.add_exception_handler(TurnkeeperError, _refused)
     api.add_exception_handler(ProblemRaised, _raised)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _by_status)
@@ -149,7 +149,7 @@ def app(
         try:
             await service.identify(HTTPConnection(scope))
         except TurnkeeperError as error:
-            return await _told(request, error)
+            return await _refused(request, error)
         except ProblemRaised as error:
             return await _raised(request, error)
         except HTTPException as error:
@@ -178,7 +178,7 @@ def _may_write(scope: Scope) -> bool:
     )
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, TurnkeeperError), error
     service: Service = request.app.state.service
     problem, facts = service.told(error)

@@ -117,7 +117,7 @@ class _Kept:
     snapshots: dict[int, tuple[Snapshot, str]] = field(default_factory=dict)
     """Snapshots by seq, in order, each with the id of the event at that seq."""
     bytes: int = 0
-    newest: tuple[str, Folded] | None = None
+    asked_last: tuple[Folded, str] | None = None
     """The state that was asked for last, and the id of the event at its seq. Never changed."""
     outline: Outline = field(default_factory=Outline)
 
@@ -160,14 +160,16 @@ class Histories:
             raise InvalidInput(said, argument=parameter, rule=rule)
         kept = self._of(conversation_id)
         event_id = await self._event_id(conversation_id, seq)
-        if kept.newest is not None and kept.newest[1].seq == seq and kept.newest[0] == event_id:
-            return kept.newest[1]
-        state = await self._from_snapshot(conversation_id, kept, seq)
-        if state is None:
+        if kept.asked_last is not None:
+            state, known_id = kept.asked_last
+            if state.seq == seq and known_id == event_id:
+                return state
+        found = await self._from_snapshot(conversation_id, kept, seq)
+        if found is None:
             # The journal's own snapshot is nearer, or the log holds events that admission refuses.
-            state = await self._conversations[conversation_id].at(seq)
-        kept.newest = (event_id, state)
-        return state
+            found = await self._conversations[conversation_id].at(seq)
+        kept.asked_last = (found, event_id)
+        return found
 
     async def _event_id(self, conversation_id: str, seq: int) -> str:
         if seq == 0:

@@ -454,16 +454,16 @@ class Node:
         try:
             conversation_id, command = decode_ask(body)
         except TurnkeeperError as error:
-            return _told(encode_error(error))
+            return _reply(encode_error(error))
         except ValueError:
             return _refused(400)
         self._asked_count += 1
         try:
             if not await self._was_checked(conversation_id, command):
                 return _refused(503)
-            return _told(encode_reply(await here.ask(conversation_id, command)))
+            return _reply(encode_reply(await here.ask(conversation_id, command)))
         except TurnkeeperError as error:
-            return _told(encode_error(error))
+            return _reply(encode_error(error))
         except Exception as error:  # noqa: BLE001 - a bug, after which it may have happened
             _logger.error(  # noqa: TRY400 - what is said must not be in it
                 "command of another node failed", error=type(error).__name__
@@ -574,5 +574,5 @@ def _refused(status: int) -> Response:
     return Response(said, status_code=status, headers={"Connection": "close"})
 
 
-def _told(body: bytes) -> Response:
+def _reply(body: bytes) -> Response:
     return Response(body, media_type="application/json")

@@ -642,7 +642,7 @@ class Oracles:
     def is_unfinished(self, conversation_id: str) -> bool:
         """Return True if a turn runs there, or a message waits."""
         shadow = self._shadows.get(conversation_id)
-        return shadow is not None and shadow.state.turns.is_unfinished
+        return shadow is not None and shadow.state.turns.has_open_turns
 
     # --- as it happens ---------------------------------------------------------------------------
 
@@ -794,7 +794,7 @@ class Oracles:
             assert shadow is not None, "it has events"
             if n <= begins or shadow.records[n].epoch == epoch:
                 state.fold(event)
-        if state.turns.is_unfinished:
+        if state.turns.has_open_turns:
             self.broken("F1", fork_id)
 
     def starts_tool(
@@ -845,7 +845,7 @@ class Oracles:
             self.broken("L2", f"{name} has changed behind its end")
         if tuple([e.id for e in View.from_events(events)]) != shadow.view_ids:
             self.broken("V2", f"the view of {name} is not the rebuilt one")
-        if shadow.state.turns.is_unfinished:
+        if shadow.state.turns.has_open_turns:
             self.broken("P1", f"{name} has unfinished turns in the end")
         shadow.plain_turns.check_end()
 

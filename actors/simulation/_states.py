@@ -33,7 +33,7 @@ def check_state(simulation: Simulation, events: Sequence[Event]) -> None:
     log.append = append  # type: ignore[method-assign]
     for event in events:
         state.append_event(event)
-        if told[-1] != state.turns.is_unfinished:
+        if told[-1] != state.turns.has_open_turns:
             _broken(simulation, "P4", f"a state at {state.seq}, {event.kind}: {told[-1]}")
 
 

@@ -338,7 +338,7 @@ def _is_unfinished_after(turns: TurnTable, event: Event) -> bool:
         case MessageWithdrawnEvent() | UserMessageEvent():
             return turns.running is not None or bool(turns.queued.keys() - {event.message_id})
         case _:
-            return turns.is_unfinished
+            return turns.has_open_turns
 
 
 class _Log(Protocol):

@@ -202,7 +202,7 @@ class Client:
         async with anyio.create_task_group() as group:
             for turn in self.turns.values():
                 group.start_soon(turn.end)
-            while (await self._chat.at()).turns.is_unfinished:
+            while (await self._chat.at()).turns.has_open_turns:
                 await self.hold(self._chat.resume)
                 await self.hold(self._chat.confirm)
                 await _settle()

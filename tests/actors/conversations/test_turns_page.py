@@ -463,7 +463,7 @@ async def _kill_and_go_on(play: Play, fails: Fails, row: Row) -> None:
                 continue
             assert scene.seqs.get(name, turn.seq) == turn.seq, "acknowledged at another seq"
             turns.append(turn)
-        while (await chat.at()).turns.is_unfinished:
+        while (await chat.at()).turns.has_open_turns:
             await chat.resume()
             with suppress(NotConfirmable):
                 await chat.confirm()

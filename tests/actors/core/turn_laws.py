@@ -277,7 +277,7 @@ class Turns:
         assert state.seq == len(self.events)
         assert working.partial_answer.text == "".join(self.said)
         assert (working.asked and working.asked.request) == self.asked
-        assert turns.is_unfinished == (running is not None or bool(turns.queued))
+        assert turns.has_open_turns == (running is not None or bool(turns.queued))
         if running is None:
             assert not turns.awaiting
             assert not turns.confirmed
@@ -616,7 +616,7 @@ class Turns:
         self.working = WorkingState("c", self.working.epoch + 1, self.settings, state)
         self.said, self.attempt, self.asked = [], 0, None
         is_held = state.turns.waits_for is not None
-        if (state.turns.is_unfinished and not is_held) or n % 2:
+        if (state.turns.has_open_turns and not is_held) or n % 2:
             length = len(self.events)
             self.do(Recover())
             if is_held:

@@ -198,7 +198,7 @@ class History:
 
     async def is_unfinished(self) -> bool:
         turns = (await self.chat.at()).turns
-        return turns.is_unfinished
+        return turns.has_open_turns
 
     async def move(self, group: anyio.abc.TaskGroup) -> None:
         draw = self.random
