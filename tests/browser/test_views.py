@@ -65,6 +65,33 @@ async def test_an_empty_journal_that_is_only_read_asks_for_no_message(browser: B
         await expect(world.page.locator(".empty pre")).to_have_count(0)
 
 
+async def test_a_title_that_turns_the_direction_of_writing_leaves_the_id_beside_it(
+    browser: Browser,
+) -> None:
+    """U+202E turned the id too: `refund-12` was shown as `21-dnufer`."""
+    lefts = """(id) => {
+        const text = id.firstChild, range = document.createRange();
+        return [0, text.length - 1].map((at) => {
+            range.setStart(text, at);
+            range.setEnd(text, at + 1);
+            return range.getBoundingClientRect().left;
+        });
+    }"""
+    async with site(browser) as world:
+        await world.conversations["refund-12"].send("hello")
+        await world.conversations["refund-12"].change(title="a \u202e title")
+        await world.go()
+        shown = world.page.locator("tk-list .name .id")
+        await expect(shown).to_have_text("refund-12")
+
+        first, last = await shown.evaluate(lefts)
+        title = await world.page.locator("tk-list .name bdi").bounding_box()
+
+        assert first < last
+        assert title is not None
+        assert title["x"] + title["width"] <= first
+
+
 async def test_the_list_is_searched_filtered_and_opened_by_keys(browser: Browser) -> None:
     calls = [ToolCall("refund", {"order": 9})]
     asking = ToolAgent(

@@ -235,7 +235,7 @@ export class ConversationList extends HTMLElement {
     return {
       props: { data: { id: row.id } },
       nodes: [h("div.list-row",
-        h("span.name.ellipsis", row.title || row.id, row.title && h("span.id", row.id)),
+        h("span.name.ellipsis", h("bdi", row.title || row.id), row.title && h("span.id", row.id)),
         h("span.time", { title: wholeTime(row.active_at) }, ago(row.active_at)),
         h("span.last.ellipsis", row.waiting_calls.length
           ? `waits: ${row.waiting_calls.join(", ")}` : `${row.last_by === "user" ? "› " : ""}${oneLine(row.last_message)}`),
