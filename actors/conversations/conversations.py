@@ -299,6 +299,7 @@ class Conversations:
     async def _open(self, *, has_block: bool) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._journal)
+            self._setup.subscriptions.open()
             self._journal.watch_lease(self._setup.subscriptions.lease_lost)
             runtime = self._given_runtime
             if runtime is None:

@@ -45,6 +45,9 @@ class OtherReaders(Protocol):
     want_pieces: Callable[[str], None] | None
     """Asks another process for the pieces of a conversation; None if none can be asked."""
 
+    def check_home(self) -> None:
+        """Raise `RuntimeError` in another thread than that of the event loop."""
+
     def claim_at(self, conversation_id: str) -> float:
         """Return the time at which a reader may claim this conversation."""
 
@@ -394,6 +397,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def _wait_for_bell(self) -> Awaitable[None]:
         if self._bell is None:
+            self._others.check_home()
             self._bell = make_bell()
             self._wake = self._bell.ring
         return self._bell.wait()

@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
+from threading import get_ident
 from typing import Protocol
 
 import anyio
@@ -73,11 +74,25 @@ class Subscriptions:
         same time, so that one claim answers them all."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
+        self._home: int | None = None
+        """The thread of the event loop, once the `Conversations` open."""
         self._is_closing = False
         self._is_live_over = False
         self._is_closed = False
         self.want_pieces: Callable[[str], None] | None = None
         """Asks another process for the pieces of a conversation; None if none can be asked."""
+
+    def open(self) -> None:
+        """Note that the `Conversations` open in the running event loop."""
+        self._home = get_ident()
+
+    def check_home(self) -> None:
+        """Raise `RuntimeError` in another thread: a reader that waits there is never woken."""
+        if self._home is not None and get_ident() != self._home:
+            raise RuntimeError(
+                "a reader of events waits in another thread than its conversations' event loop; in "
+                "other threads, and in loops that run there, use runtime.portal()"
+            )
 
     def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
         """Offer committed events, in order, to the readers of this conversation."""

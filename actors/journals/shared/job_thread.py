@@ -5,8 +5,9 @@ and no wake-up per job.
 
 Invariants. Jobs run in the order in which they were submitted. The thread's queue is bounded in
 items and in bytes; jobs that do not fit wait with their callers, in order. Only the event loop's
-thread touches the counters and ends the waits. The worker thread touches a job only between
-taking it from the queue and handing its group back.
+thread touches the counters and ends the waits: a job of another thread is refused, since its caller
+would never be woken. The worker thread touches a job only between taking it from the queue and
+handing its group back.
 
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
@@ -122,6 +123,8 @@ class JobThread:
         """Set by the worker: how many seconds longer than the bound opening or a group may take."""
         self._rest: Callable[[], float | None]
         self._is_over = threading.Event()
+        self._home = 0
+        """The thread of the event loop."""
         self.is_hung = False
         self._is_open = False
         self._is_ending = False
@@ -134,6 +137,7 @@ class JobThread:
         Raises the worker's error if it cannot open, and `JournalUnavailable` if it takes too long.
         """
         call_in_loop = thread_caller()
+        self._home = threading.get_ident()
         self._hold = ClockHold()
         self._hold.take()
         self._ports.start_thread(self._name, partial(self._run, call_in_loop))
@@ -165,6 +169,11 @@ class JobThread:
             if self.is_hung:
                 raise self._hung()
             raise JournalRefused(f"{self._name} is not open; nothing was done; use `async with`")
+        if threading.get_ident() != self._home:
+            raise RuntimeError(
+                f"the {self._name} was called from another thread than its event loop's; nothing "
+                "was done; in other threads, and in loops that run there, use runtime.portal()"
+            )
         erased: Job[Any] = job  # Any: the queue has jobs of every type
         if self._waiting or not self._has_room(erased):
             self._waiting.append(erased)
