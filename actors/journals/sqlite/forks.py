@@ -98,4 +98,5 @@ def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[s
     rest.number = tail.number
     writer.store(rest)
     begin_erasure(writer.connection, tail.log, tail.last, tail.head)
+    writer.is_erasing = True
     return kept, forks, tail.log

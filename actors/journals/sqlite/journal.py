@@ -44,6 +44,7 @@ from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch
+from .erasure import erasures
 from .file_work import DISK_BYTES_S_MIN
 from .forks import delete, fork
 from .misreads import unless_misread
@@ -80,7 +81,10 @@ def _no_failpoint(_: str) -> None:
 def _erase(writer: SQLiteWriter) -> bool:
     from .search import is_clean  # noqa: PLC0415 - a program that begins needs it not yet
 
-    return writer.guard.erase() and is_clean(writer.connection)
+    is_erased = writer.guard.erase() and is_clean(writer.connection)
+    if is_erased:
+        writer.is_erasing = bool(erasures(writer.connection))
+    return is_erased
 
 
 def _vacuum(path: Path, writer: SQLiteWriter) -> int:
@@ -362,7 +366,8 @@ class SQLiteJournal(DatabaseJournal):
         """Delete a conversation; overwrite the records that no fork needs, and empty the log.
 
         The conversation is gone after the first of several transactions. If the call is cancelled
-        or the process ends after that, this writer or the next one removes the remaining records.
+        or the process ends after that, this writer or the next one removes the remaining records,
+        as soon as it has nothing else to do.
         """
         check_asked(conversation_id)
         kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
@@ -421,7 +426,8 @@ class SQLiteJournal(DatabaseJournal):
         return unless_misread(self._path, self._make_sqlite_writer)
 
     def _make_sqlite_writer(self) -> SQLiteWriter:
-        self._allow_for_log(self._writer, log_bytes(self._path))
+        left = log_bytes(self._path)  # of an owner that did not close it, or beside a reader
+        self._allow_for_log(self._writer, left)
         connection = open_for_writing(
             self._path, synchronous=self._synchronous, busy_wait_s=self._busy_wait_s
         )
@@ -442,6 +448,7 @@ class SQLiteJournal(DatabaseJournal):
                 tails_max=self._active_conversations_max,
                 rejection_age_s_max=self._rejection_age_s_max,
                 is_searching=self._is_searching,
+                is_log_left=left > 0,
                 on_closed=self._close_for_writing,
                 on_log_bytes=partial(self._allow_for_log, self._writer),
             )

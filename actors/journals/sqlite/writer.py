@@ -87,7 +87,7 @@ _MANY_JOBS = 32
 _LOG_PAGES_SHORT = 256
 _LOG_PAGES_LONG = 2_000
 
-_INDEX_PAUSE_S = 0.25  # without a job, before new records are indexed
+_REST_PAUSE_S = 0.25  # without a job, before deletions are finished and new records are indexed
 _INDEX_LAG_S_MAX = 1.0
 _INDEX_RETRY_S = 10.0
 
@@ -179,6 +179,7 @@ class SQLiteWriter:
         tails_max: int,
         rejection_age_s_max: float,
         is_searching: bool,
+        is_log_left: bool,
         on_closed: Callable[[Exception], None],
         on_log_bytes: Callable[[int], None],
     ) -> None:
@@ -202,6 +203,8 @@ class SQLiteWriter:
         self._listings: dict[int, tuple[object, ...]] = {}
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self._log_pages = 0
+        self.is_erasing = is_log_left or bool(erasures(connection))
+        """True if deleted records, or words, may be left in the file or in its log."""
         # Deleted logs whose records are not linked to each other; a repair removes them.
         self._damaged: set[int] = set()
         self.now_us = 0
@@ -234,18 +237,23 @@ class SQLiteWriter:
         self.connection.close()
 
     def rest(self) -> float | None:
-        """Fold recent listings, then fill the index of words, a slice at a time.
+        """Fold recent listings, finish deletions, then fill the index of words, a slice at a time.
 
         The pause between two slices of the index is as long as one slice takes.
         """
-        if self._closed_by is None and len(self._recent) > RECENT_LISTINGS_MAX:
+        if self._closed_by is not None:
+            return None
+        if len(self._recent) > RECENT_LISTINGS_MAX:
             self._fold_more()
             return 0.0
-        if not self._is_searching or self._closed_by is not None:
+        if not (self.is_erasing or self._is_searching):
             return None
         has_worked, self._has_worked = self._has_worked, False
         if has_worked and not self._is_index_late():
-            return _INDEX_PAUSE_S
+            return _REST_PAUSE_S
+        if self.is_erasing:
+            self._finish_erasing()
+            return 0.0
         return self._index_more()
 
     def _is_index_late(self) -> bool:
@@ -256,8 +264,7 @@ class SQLiteWriter:
         """Index a slice; return the seconds until the next one, or None if nothing is left."""
         began = self._ports.monotonic()
         job: Job[object] = Change(SQLiteWriter.tend_index)
-        if not self._transact([job], self._together):
-            self._transact([job], self._one_by_one)
+        self._change_alone(job)
         if job.refusal is not None:
             _log.error(
                 "search index not updated",
@@ -272,9 +279,7 @@ class SQLiteWriter:
 
     def _fold_more(self) -> None:
         job: Job[set[int]] = Change(SQLiteWriter.fold_listings)
-        erased = cast("Job[object]", job)
-        if not self._transact([erased], self._together):
-            self._transact([erased], self._one_by_one)
+        self._change_alone(cast("Job[object]", job))
         if job.refusal is not None:
             _log.error(
                 "listings not folded", journal=str(self._path), error=type(job.refusal).__name__
@@ -283,10 +288,9 @@ class SQLiteWriter:
         self._recent = job.settled if job.refusal is None and job.settled is not None else set()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
-        if self._is_searching:
-            self._has_worked = True
-            if self._behind_since is None:
-                self._behind_since = self._ports.monotonic()
+        self._has_worked = True
+        if self._is_searching and self._behind_since is None:
+            self._behind_since = self._ports.monotonic()
         if self._closed_by is None:
             try:
                 self._set_checkpoint(len(jobs))
@@ -334,18 +338,42 @@ class SQLiteWriter:
                     self._index_more()
         return self._closed_by is None
 
-    def _erase_more(self) -> None:
-        """Remove another slice of the records of a deletion that was not completed."""
+    def _erase_more(self) -> bool:
+        """Remove another slice of the records of a deletion that was not completed.
+
+        Return True if there may be more.
+        """
         for log in erasures(self.connection):
             if log not in self._damaged:
                 job: Job[object] = Change(partial(SQLiteWriter.erase_slice, log=log))
-                if not self._transact([job], self._together):
-                    self._transact([job], self._one_by_one)
+                self._change_alone(job)
                 if isinstance(job.refusal, CorruptLog):
                     self._damaged.add(log)
                 elif job.refusal is None and job.settled is None:
                     self.guard.erase()
-                return
+                return job.refusal is None or log in self._damaged
+        return False
+
+    def _finish_erasing(self) -> None:
+        """Remove another slice of what deletions have left; at the end, empty the log.
+
+        The owner that began a deletion may have been killed between any two of its steps.
+        """
+        try:
+            if not self._is_ours():
+                self.is_erasing = False
+            elif not self._erase_more():
+                job: Job[bool] = Change(SQLiteWriter.merge_slice)
+                self._change_alone(cast("Job[object]", job))
+                if job.refusal is not None or not job.settled:
+                    self.is_erasing = False
+                    self.guard.erase()
+        except Exception as error:  # noqa: BLE001 - of any kind; no caller waits for it
+            self._abandon((), error, is_known=True)
+
+    def _change_alone(self, job: Job[object]) -> None:
+        if not self._transact([job], self._together):
+            self._transact([job], self._one_by_one)
 
     def _keep_up(self, jobs: Sequence[Upkeep[object]]) -> None:
         done: dict[object, object] = {}

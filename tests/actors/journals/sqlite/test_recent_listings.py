@@ -50,6 +50,7 @@ class File:
             tails_max=100,
             rejection_age_s_max=1e9,
             is_searching=False,
+            is_log_left=False,
             on_closed=lambda _error: None,
             on_log_bytes=lambda _bytes: None,
         )
