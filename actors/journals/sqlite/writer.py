@@ -221,7 +221,8 @@ class SQLiteWriter:
         # The conversations with a recent row, and perhaps some without.
         self._recent = recent_listings(connection)
         self._is_searching = is_searching
-        self._has_worked = False
+        # At first, too: a process that begins has better things to do.
+        self._has_worked = True
         self._behind_since: float | None = None
         if is_searching:
             from .search import start_search  # noqa: PLC0415 - few search, and it takes a while

@@ -85,6 +85,7 @@ def owners(
 ) -> Iterator[Owners]:
     monkeypatch.setattr(erasure, "_RECORDS_MAX", SLICE)
     monkeypatch.setattr(sqlite_writer, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(sqlite_writer, "_REST_PAUSE_S", 3_600.0)
     monkeypatch.setattr(postgres_writer, "_ERASED_MAX", SLICE)
     if request.param == "sqlite":
         yield Owners("sqlite", str(tmp_path / "chats.db"))
