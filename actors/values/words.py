@@ -33,6 +33,7 @@ _UNSPACED = re.compile(
 _ASCII = re.compile("[0-9a-z]+")
 _SEGMENT = re.compile(r"\S+")
 _MARKS = {"Mn", "Mc"}
+_PIECE = 256  # characters that are decomposed at once
 _KNOWN_MAX = 20_000
 
 
@@ -63,9 +64,21 @@ def find_words(text: str) -> list[str]:
     """Return the words of a text in order, with repetitions, however long it is."""
     if text.isascii():
         return [word[:WORD_LENGTH_MAX] for word in _ASCII.findall(text.lower())]
-    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    folded = _decompose(_decompose(text).casefold())
     plain = unicodedata.normalize("NFC", folded.translate(_letters))
     return [word[:WORD_LENGTH_MAX] for word in plain.split()]
+
+
+def _decompose(text: str) -> str:
+    """Return the text in NFKD, but for the order of the accents in a long run of them.
+
+    Python sorts each run in a time that grows with the square of its length, and holds the
+    interpreter lock meanwhile: a second for a message of nothing but accents. Words have none.
+    """
+    if len(text) <= _PIECE:
+        return unicodedata.normalize("NFKD", text)
+    pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+    return "".join(unicodedata.normalize("NFKD", piece) for piece in pieces)
 
 
 def words_of(text: str) -> Sequence[str]:
