@@ -32,8 +32,10 @@ _UNSPACED = re.compile(
 )
 _ASCII = re.compile("[0-9a-z]+")
 _SEGMENT = re.compile(r"\S+")
+_SIGN = re.compile(r"[\W_]")  # all that `str.isalnum` is not true of
 _MARKS = {"Mn", "Mc"}
 _PIECE = 256  # characters that are decomposed at once
+_LETTERS = 64  # letters of a run that are looked at together
 _KNOWN_MAX = 20_000
 
 
@@ -139,8 +141,13 @@ def _place(text: str, words: Sequence[str], begins: str) -> int:
         part = segment.group()
         if is_found(part):
             # In a long run without spaces, return the place of the ideograph.
-            letters = enumerate(part) if len(part) > _BEFORE else ()
-            return segment.start() + next((at for at, one in letters if is_found(one)), 0)
+            run = part if len(part) > _BEFORE else ""
+            for first in range(0, len(run), _LETTERS):
+                letters = run[first : first + _LETTERS]
+                if is_found(" ".join(letters)):
+                    at = next(at for at, one in enumerate(letters, first) if is_found(one))
+                    return segment.start() + at
+            return segment.start()
     return 0
 
 
@@ -151,5 +158,8 @@ def _find(text: str, word: str, *, is_whole: bool) -> int | None:
         end = at + len(word)
         if not (text[at - 1 : at].isalnum() or (is_whole and text[end : end + 1].isalnum())):
             return at
-        at = text.find(word, at + 1)
+        # The next word begins after a sign; a long run of letters may have thousands of such parts.
+        if (sign := _SIGN.search(text, at)) is None:
+            return None
+        at = text.find(word, sign.end())
     return None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnkeeper.actors.values import words
-from turnkeeper.actors.values.words import find_words, words_of
+from turnkeeper.actors.values.words import find_words, snippet, words_of
 
 PLAIN_RUN_MAX = 256
 """Sorting so many accents takes a tenth of a millisecond."""
@@ -63,3 +63,58 @@ def test_a_text_has_the_same_words_in_whatever_pieces_it_is_decomposed(
         in_pieces = find_words(text)
 
     assert in_pieces == find_words(text)
+
+
+def test_an_ideograph_is_found_in_a_long_run_without_a_look_at_each_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def count(text: str) -> list[str]:
+        nonlocal looks
+        looks += 1
+        return find_words(text)
+
+    monkeypatch.setattr(words, "find_words", count)
+
+    shown = snippet("\u6771" * 21_000 + "\u4eac" + "\u6771" * 10, ["\u4eac"])
+
+    assert "\u4eac" in shown
+    assert looks < 21_000 / 20
+
+
+class CountedText(str):
+    """Counts the searches in it."""
+
+    __slots__ = ("searches",)
+    searches: int
+
+    def find(self, *asked: object) -> int:
+        self.searches += 1
+        return super().find(*asked)  # type: ignore[call-overload]  # passed on as given
+
+
+def test_a_word_is_not_looked_for_at_each_letter_of_a_long_one() -> None:
+    text = CountedText("a" * 60_000 + " aaa")
+    text.searches = 0
+
+    assert words._find(text, "aa", is_whole=True) is None
+
+    assert text.searches <= 3
+
+
+@given(
+    text=st.text(st.sampled_from("ab_ -\u00e9\u0301"), max_size=20),
+    word=st.text("ab", min_size=1),
+    is_whole=st.booleans(),
+)
+def test_a_word_is_found_where_it_stands_alone(text: str, word: str, *, is_whole: bool) -> None:
+    places = [
+        at
+        for at in range(len(text))
+        if text.startswith(word, at)
+        and not text[at - 1 : at].isalnum()
+        and not (is_whole and text[at + len(word) :][:1].isalnum())
+    ]
+
+    assert words._find(text, word, is_whole=is_whole) == next(iter(places), None)
