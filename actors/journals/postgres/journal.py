@@ -53,7 +53,7 @@ from ...journal import (
 )
 from ...values.text import check_text
 from ..shared.database_journal import DatabaseJournal, sorted_by_id
-from ..shared.job_thread import Job, JobThread, Worker
+from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch, mark_of
 from ..shared.searching import LogWords
@@ -176,7 +176,7 @@ class PostgresJournal(DatabaseJournal):
             thread,
             f"reader of {schema}",
             self._open_reader,
-            group_items_max=8,  # a group of reads is answered together; more would only wait
+            group_items_max=READS_AT_ONCE,
             group_bytes_max=group_bytes_max,
         )
         self._make_indexer = partial(
@@ -345,7 +345,7 @@ class PostgresJournal(DatabaseJournal):
 
         self._refuse_if_search_is_off()
         return await self._reader.do(
-            Read(lambda reader: reader.search(query), is_one_snapshot=False)
+            Read(lambda reader: reader.search(query), READS_AT_ONCE, is_one_snapshot=False)
         )
 
     async def words_of(self, conversation_id: str) -> LogWords | None:

@@ -57,10 +57,10 @@ class Read(Job[T]):
     __slots__ = ("apply", "is_one_snapshot")
 
     def __init__(
-        self, apply: Callable[[PostgresReader], T], *, is_one_snapshot: bool = True
+        self, apply: Callable[[PostgresReader], T], items: int = 1, *, is_one_snapshot: bool = True
     ) -> None:
         """Unless `is_one_snapshot`, each statement of the read may see newer commits."""
-        super().__init__()
+        super().__init__(items)
         self.apply = apply
         self.is_one_snapshot = is_one_snapshot
 

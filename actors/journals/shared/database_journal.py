@@ -21,8 +21,6 @@ from ...journal import (
     ListQuery,
     Record,
     Rejection,
-    SearchPage,
-    SearchQuery,
     Snapshot,
     StoredRecord,
 )
@@ -42,7 +40,6 @@ class LogReader(Protocol):
     def heads(self, names: Sequence[str], /) -> Mapping[str, int]: ...
     def info(self, name: str, /) -> ConversationInfo: ...
     def page(self, query: ListQuery, /) -> ListPage: ...
-    def search(self, query: SearchQuery, /) -> SearchPage: ...
     def find_events(self, name: str, event_ids: Sequence[str], /) -> Mapping[str, int]: ...
     def find_messages(self, name: str, message_ids: Sequence[str], /) -> Mapping[str, int]: ...
     def rejections(self, name: str, /) -> Sequence[Rejection]: ...
@@ -147,10 +144,6 @@ class DatabaseJournal:
 
     async def page(self, query: ListQuery) -> ListPage:
         return await self._read(lambda reader: reader.page(query))
-
-    async def search(self, query: SearchQuery) -> SearchPage:
-        self._refuse_if_search_is_off()
-        return await self._read(lambda reader: reader.search(query))
 
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
         await self._change(

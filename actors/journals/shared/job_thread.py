@@ -36,6 +36,9 @@ from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 
 T = TypeVar("T")
 
+READS_AT_ONCE = 8
+"""How many reads a reader's thread answers together; with more they would only wait longer."""
+
 _WATCH_INTERVAL_S = 5.0
 
 

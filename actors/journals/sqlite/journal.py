@@ -39,9 +39,17 @@ from ...errors import (
     OwnedElsewhere,
     SearchIsOff,
 )
-from ...journal import Claim, ConversationInfo, Deletion, Listing, Record
+from ...journal import (
+    Claim,
+    ConversationInfo,
+    Deletion,
+    Listing,
+    Record,
+    SearchPage,
+    SearchQuery,
+)
 from ..shared.database_journal import DatabaseJournal, sorted_by_id
-from ..shared.job_thread import Job, JobThread, Worker
+from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch
 from .erasure import erasures
@@ -188,7 +196,7 @@ class SQLiteJournal(DatabaseJournal):
             thread,
             f"reader of {self._path}",
             self._open_reader,
-            group_items_max=8,  # a group of reads is answered together; more would only wait
+            group_items_max=READS_AT_ONCE,
             group_bytes_max=group_bytes_max,
         )
         self._writer = self._make_writer()
@@ -379,6 +387,11 @@ class SQLiteJournal(DatabaseJournal):
         except (JournalUnavailable, JournalOutcomeUnknown, OwnedElsewhere, CorruptLog):
             is_erased = False
         return Deletion(kept, forks, is_erased)
+
+    async def search(self, query: SearchQuery) -> SearchPage:
+        self._refuse_if_search_is_off()
+        # It may take seconds, and all reads of a group have one bound: so no other follows it.
+        return await self._reader.do(Read(lambda reader: reader.search(query), READS_AT_ONCE))
 
     async def index(self) -> None:
         self._refuse_if_search_is_off()

@@ -93,8 +93,8 @@ class Read(Job[T]):
 
     __slots__ = ("apply",)
 
-    def __init__(self, apply: Callable[[SQLiteReader], T]) -> None:
-        super().__init__()
+    def __init__(self, apply: Callable[[SQLiteReader], T], items: int = 1) -> None:
+        super().__init__(items)
         self.apply = apply
 
 
