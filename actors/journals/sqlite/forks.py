@@ -18,7 +18,7 @@ from ...journal import Claim, Listing, Record
 from ..shared.append_rules import check_deletion
 from .erasure import begin_erasure, needed
 from .listings import erase_listing
-from .log import empty_tail, find_events, find_record, fork_seal, read_records
+from .log import empty_tail, find_events, find_record, fork_seal, log_of, prefix_of, read_records
 from .writer import SQLiteWriter
 
 _FORKS_OF = """
@@ -52,14 +52,18 @@ def fork(
         ids = find_events(writer.connection, parent, [at_event_id])
         if ids.get(at_event_id) != at:
             raise ConversationDeleted(name)
-    shared = parent.log_of(at)
+    shared = log_of(writer.connection, parent, at)
     prefix = (
         (shared, at),
-        *((log, upto) for log, upto in parent.prefix if log != shared and upto < at),
+        *(
+            (log, upto)
+            for log, upto in prefix_of(writer.connection, parent)
+            if log != shared and upto < at
+        ),
     )
     found = writer.load(fork_name)
     if found is not None and found.head:
-        if found.prefix == prefix:
+        if prefix_of(writer.connection, found) == prefix:
             upto = min(at + len(records), found.head)
             own = read_records(writer.connection, found, at, upto)
             if [stored[2:] for stored in own] == list(records):

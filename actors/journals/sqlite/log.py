@@ -10,6 +10,7 @@ Nothing here writes. All functions must be called within one transaction.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ class Tail:
     forked_at: int
     is_unfinished: bool
     updated_us: int
-    prefix: tuple[tuple[int, int], ...] = ()
-    """The logs that hold a fork's prefix, nearest first, each with its last shared seq."""
+    prefix: tuple[tuple[int, int], ...] | None = None
+    """None until `prefix_of` has read it."""
 
     def seal(self) -> int:
         # Formatted by hand: this is computed once an append.
@@ -65,15 +66,6 @@ class Tail:
             f"{self.tip} {self.forked_at} {int(self.is_unfinished)} {self.updated_us}"
         )
         return crc32(facts.encode())
-
-    def log_of(self, seq: int) -> int:
-        """Return the log that the record at `seq` is stored under."""
-        found = self.log
-        for log, upto in self.prefix:
-            if seq > upto:
-                break
-            found = log
-        return found
 
 
 def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail:
@@ -103,8 +95,6 @@ def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     tail = tail_of_row(row)
     if tail.name != name:
         raise CorruptLog(name, 0, "its own row is damaged")
-    if tail.forked_at:
-        tail.prefix = _read_prefix(connection, tail)
     if tail.head:
         last = connection.execute(
             "SELECT seq, mark FROM event WHERE id = ?", (tail.last,)
@@ -146,21 +136,58 @@ def fork_seal(log: int, parent: int, seq: int) -> int:
     return seal(log, parent, seq)
 
 
+# The rows that lead from a fork to its first ancestor, nearest first, as one value: see
+# `_READ_EVENTS`. The seqs have to fall strictly, so this ends even if the rows are damaged.
+_READ_PREFIX = """
+    WITH RECURSIVE prefix (log, parent, seq, seal, is_below) AS (
+        SELECT log, parent, seq, seal, 1 FROM fork WHERE log = ?
+        UNION ALL
+        SELECT f.log, f.parent, f.seq, f.seal, f.seq < p.seq
+        FROM prefix p JOIN fork f ON f.log = p.parent WHERE p.is_below
+    )
+    SELECT json_group_array(json_array(log, parent, seq, seal, is_below)) FROM prefix
+"""
+
+
+def prefix_of(connection: sqlite3.Connection, tail: Tail) -> tuple[tuple[int, int], ...]:
+    """Return the logs that hold a fork's prefix, nearest first, each with its last shared seq.
+
+    They are read when a caller first needs them: a fork may have hundreds of ancestors, and most
+    reads are of its own records.
+    """
+    if tail.prefix is None:
+        tail.prefix = _read_prefix(connection, tail) if tail.forked_at else ()
+    return tail.prefix
+
+
+def log_of(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
+    """Return the log that the record at `seq` is stored under."""
+    found = tail.log
+    if seq <= tail.forked_at:
+        for log, upto in prefix_of(connection, tail):
+            if seq > upto:
+                break
+            found = log
+    return found
+
+
 def _read_prefix(connection: sqlite3.Connection, tail: Tail) -> tuple[tuple[int, int], ...]:
-    prefix: list[tuple[int, int]] = []
-    log, upto = tail.log, tail.forked_at
-    while True:
-        row = connection.execute("SELECT * FROM fork WHERE log = ?", (log,)).fetchone()
-        if row is None:
-            break
-        _, parent, seq, found = row
-        # The seqs fall strictly, so this ends even if the rows are damaged.
-        if found != fork_seal(log, parent, seq) or (seq != upto if not prefix else seq >= upto):
-            raise CorruptLog(tail.name, upto, "the row that names its parent is damaged")
+    damage = CorruptLog(tail.name, tail.forked_at, "the row that names its parent is damaged")
+    try:
+        (rows,) = connection.execute(_READ_PREFIX, (tail.log,)).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise damage from error
+    prefix = []
+    for log, parent, seq, found, is_below in json.loads(rows):
+        if found != fork_seal(log, parent, seq) or not is_below:
+            raise damage
         prefix.append((parent, seq))
-        log, upto = parent, seq
     if not prefix:
-        raise CorruptLog(tail.name, upto, "the row that names its parent is missing")
+        raise CorruptLog(tail.name, tail.forked_at, "the row that names its parent is missing")
+    if prefix[0][1] != tail.forked_at:
+        raise damage
     return tuple(prefix)
 
 
@@ -202,7 +229,7 @@ def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
     anchor = seq + (1 - seq) % ANCHOR_STEP
     if anchor >= tail.head:
         return tail.last
-    row = connection.execute(_FIND_ANCHOR, (tail.log_of(anchor), anchor)).fetchone()
+    row = connection.execute(_FIND_ANCHOR, (log_of(connection, tail, anchor), anchor)).fetchone()
     if row is None:
         raise CorruptLog(tail.name, anchor, "the record is missing")
     return int(row[0])
@@ -242,7 +269,6 @@ def read_records(
         raise CorruptLog(tail.name, after + 1, f"it cannot be read ({error})") from error
     payloads = payloads or b""
     end = len(payloads)
-    mark = first_mark(tail.log_of(1))
     # The chain leads down to the lowest seq wanted, or stops at the first broken link.
     lowest = upto + 1 - len(columns[0])
     if lowest != first:
@@ -251,6 +277,8 @@ def read_records(
     if after:
         *_, mark, _, size = next(rows)
         end -= size
+    else:
+        mark = first_mark(log_of(connection, tail, 1))
     seq = after
     records = []
     for epoch, event_id, kind, message_id, found_mark, parts, size in rows:
@@ -310,17 +338,19 @@ def _find(
 ) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in ids:
-        if tail.prefix:
+        if tail.forked_at:
             # Hardly any id is in a second log, and a fork may have hundreds of ancestors.
             places = connection.execute(
                 f"SELECT log, seq FROM event WHERE {column} = ? LIMIT {_LOGS_AT_ONCE}",  # noqa: S608 - our names
                 (one,),
             ).fetchall()
             if len(places) < _LOGS_AT_ONCE:
-                ends = {tail.log: tail.head, **dict(tail.prefix)} if places else {}
+                ends = {tail.log: tail.head}
+                if places:
+                    ends.update(prefix_of(connection, tail))
                 found.update((one, seq) for log, seq in places if seq <= ends.get(log, 0))
                 continue
-        for log, upto in ((tail.log, tail.head), *tail.prefix):
+        for log, upto in ((tail.log, tail.head), *prefix_of(connection, tail)):
             row = connection.execute(
                 f"SELECT seq FROM event WHERE {column} = ? AND log = ?",  # noqa: S608 - our names
                 (one, log),

@@ -22,7 +22,7 @@ from ..shared.record_chain import seal
 from .erasure import erasures
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import has_moved, read_listing
-from .log import Tail, fork_seal, read_records, read_tail
+from .log import Tail, fork_seal, log_of, read_records, read_tail
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
 from .schema import real_path, refuse_replaced
@@ -198,7 +198,7 @@ class _Verifier:
             self._records += 1
             row = self._connection.execute(
                 "SELECT seq, id FROM event WHERE event_id = ? AND log = ?",
-                (record.event_id, tail.log_of(record.seq)),
+                (record.event_id, log_of(self._connection, tail, record.seq)),
             ).fetchone()
             if row is None or row[0] != record.seq:
                 self._found("its id leads elsewhere", name, record.seq)

@@ -72,7 +72,16 @@ from .listings import (
     recent_listings,
     store_listing,
 )
-from .log import Tail, empty_tail, find_events, find_messages, find_record, read_records, read_tail
+from .log import (
+    Tail,
+    empty_tail,
+    find_events,
+    find_messages,
+    find_record,
+    prefix_of,
+    read_records,
+    read_tail,
+)
 from .misreads import is_corrupt, refuse_unreadable
 from .schema import error_code, is_damage, log_bytes
 
@@ -577,7 +586,7 @@ class SQLiteWriter:
         tail = self.load(job.conversation_id)
         if tail is None or job.epoch != tail.epoch or job.expected_seq != tail.head + 1:
             return False
-        if tail.prefix and any(self._known(tail, job.records)):
+        if tail.forked_at and any(self._known(tail, job.records)):
             return False  # the unique indexes do not cover the prefix
         job.settle(
             self._add(tail, job.records, is_unfinished=job.is_unfinished, listing=job.listing)
@@ -721,6 +730,7 @@ class SQLiteWriter:
         if tail is None:
             tail = read_tail(self.connection, name)
             if tail is not None:
+                prefix_of(self.connection, tail)  # checked before its log is appended to
                 self._tails[name] = tail
         return tail
 

@@ -241,8 +241,13 @@ DAMAGES: dict[str, tuple[str, str, int]] = {
     "renamed": ("UPDATE conversation SET name = 'rob' WHERE name = 'bob'", "bob", 0),
     "fork": ("UPDATE fork SET seq = 1", "fork", 2),
     "missing fork": ("DELETE FROM fork", "fork", 2),
+    "fork of another type": ("UPDATE fork SET seal = x'ff'", "fork", 2),
     "part": ("UPDATE part SET data = 'A'", "bob", 2),
     "missing part": ("DELETE FROM part", "bob", 2),
+}
+UNCLAIMABLE = {
+    *("missing last record", "head", "fencing", "missing row", "renamed"),
+    *("fork", "missing fork", "fork of another type"),
 }
 
 
@@ -259,7 +264,7 @@ async def test_damage_is_a_corrupt_log_that_names_the_place(
             await read_all(journal, name)
         assert (caught.value.conversation_id, caught.value.seq) == (name, seq)
         # It is not opened as if it were empty, or shorter.
-        if damage in {"missing last record", "head", "fencing", "missing row", "renamed", "fork"}:
+        if damage in UNCLAIMABLE:
             with pytest.raises(CorruptLog):
                 await journal.claim(name)
         # The others are as they were.

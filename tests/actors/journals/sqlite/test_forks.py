@@ -165,6 +165,28 @@ async def test_an_append_costs_the_same_at_any_depth_of_forks(path: Path) -> Non
     assert counts[0] == counts[1]
 
 
+async def test_an_activation_reads_no_more_statements_at_any_depth_of_forks(path: Path) -> None:
+    counts = []
+    statements: list[str] = []
+    async with SQLiteJournal(path) as journal:
+        await journal._read(lambda reader: reader.connection.set_trace_callback(statements.append))
+        for depth in (2, 20):
+            name = f"chain of {depth} "
+            claim = await begin_and_fork(journal, name, depth)
+            snapshot = Snapshot(claim.head, "v1", b"folds")
+            await journal.write_snapshot(name, snapshot, epoch=claim.epoch)
+            statements.clear()
+            await journal.info(name)
+            assert await journal.read_snapshot(name) == snapshot
+            await journal.read(name, after=claim.head - 1, limit=100)
+            own = list(statements)
+            await journal.read(name, after=0, limit=100)
+            counts.append((len(own), len(statements)))
+
+    assert not [statement for statement in own if "FROM fork" in statement]
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("others", [0, 40])
 async def test_a_known_id_is_found_at_any_depth_however_many_logs_have_it(
     path: Path, others: int
