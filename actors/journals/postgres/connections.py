@@ -4,18 +4,24 @@ This module owns how the library connects, and the bound of every wait: for the 
 connection, for a lock, for an answer, and for a peer that has gone silent. If a job gets no answer
 in time, its connection is closed, so its outcome is unknown; a server that still works on the job
 stops a little earlier. A lost connection is made again, with a pause after each failure.
+
+psycopg is made faster for appends in two places: they share a cursor, and `Payloads` has a dumper.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
 from psycopg.abc import PQGen
+from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Format
 
 from turnkeeper.runtime import Ports
 
@@ -30,6 +36,24 @@ it."""
 _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 _PROBES_LOST_MAX = 3
+
+
+class Payloads(list[bytes]):
+    """A parameter of type `bytea[]`."""
+
+
+class _PayloadsDumper(Dumper):
+    """Encodes `Payloads`, in a third of the time that psycopg takes for any list."""
+
+    format = Format.BINARY
+    oid = psycopg.postgres.types["bytea"].array_oid
+
+    def dump(self, obj: Payloads) -> bytes:
+        # One dimension, no nulls, the type of the items, their number, and the first one's place.
+        parts = [struct.pack("!5i", 1, 0, psycopg.postgres.types["bytea"].oid, len(obj), 1)]
+        for payload in obj:
+            parts += (len(payload).to_bytes(4), payload)
+        return b"".join(parts)
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -55,6 +79,14 @@ class BoundedConnection(psycopg.Connection[Any]):
     def allow(self, answer_s: float) -> None:
         """Let only this job wait for up to this many seconds from now."""
         self._until = self._monotonic() + answer_s
+
+    @cached_property
+    def kept_cursor(self) -> psycopg.Cursor[Any]:
+        """A cursor for one statement after another, each of whose rows are fetched before the next.
+
+        To make a cursor takes a third of the time that `execute` takes for an append.
+        """
+        return self.cursor()
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401 - psycopg's own
         """Wait for the server as psycopg does, within the bound of the job."""
@@ -123,6 +155,7 @@ def connect(
     }
     parameters: dict[str, Any] = {**defaults, **given, **bounds}
     connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
+    connection.adapters.register_dumper(Payloads, _PayloadsDumper)
     connection.bound_jobs(answer_s, ports.monotonic)
     try:
         _check_session(connection, schema)

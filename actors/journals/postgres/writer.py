@@ -54,7 +54,7 @@ from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing
 from ..shared.record_chain import next_mark, seal
 from ..shared.searching import SEARCHED_KINDS
-from .connections import BoundedConnection, Link
+from .connections import BoundedConnection, Link, Payloads
 from .listings import (
     LISTED,
     LISTINGS_BETWEEN,
@@ -383,7 +383,7 @@ class PostgresWriter:
                     self._tails.pop(name)  # raised again when it is tried alone
             alone.setdefault(name, []).append(job)
         try:
-            moved = statement.run(self.connection, self._failpoint)
+            moved = statement.run(self.connection.kept_cursor, self._failpoint)
         except (psycopg.IntegrityError, *UNENCODABLE):
             moved = set()  # trying one by one finds the append at fault
         self._tell(statement)
@@ -418,7 +418,7 @@ class PostgresWriter:
             statement = self._statement()
             statement.add(tail, job)
             try:
-                if statement.run(self.connection, self._failpoint):
+                if statement.run(self.connection.kept_cursor, self._failpoint):
                     self._tell(statement)
                     self._tails[name] = tail
                     return
@@ -655,7 +655,7 @@ class PostgresWriter:
                 listing=listing,
             ),
         )
-        statement.run(self.connection, lambda _: None)
+        statement.run(self.connection.kept_cursor, lambda _: None)
         self._tails.pop(fork_name, None)
         return Claim(child.epoch, child.head)
 
@@ -880,9 +880,7 @@ class _Statement:
         elif job.expected_seq == tail.forked_at + 1:
             self._listings[tail.number] = bare_listing(self._now_us)
 
-    def run(
-        self, connection: psycopg.Connection[Any], failpoint: Callable[[str], None]
-    ) -> set[int]:
+    def run(self, cursor: psycopg.Cursor[Any], failpoint: Callable[[str], None]) -> set[int]:
         """Execute the statement; return the numbers of the conversations that it moved."""
         if not self._by_name:
             return set()
@@ -893,7 +891,7 @@ class _Statement:
         logs, seqs, epochs, event_ids, kinds, message_ids, marks, payloads = zip(
             *self._rows, strict=True
         )
-        rows = connection.execute(
+        rows = cursor.execute(
             _APPENDS[is_recent, is_listed, bool(self._said_logs)],
             {
                 **listed,
@@ -913,7 +911,7 @@ class _Statement:
                 "kinds": text_array(kinds),
                 "message_ids": text_array(message_ids),
                 "marks": array(marks),
-                "payloads": list(payloads),
+                "payloads": Payloads(payloads),
             },
         ).fetchall()
         failpoint("committed")

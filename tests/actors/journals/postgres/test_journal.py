@@ -79,6 +79,17 @@ async def append(
 # --- one statement --------------------------------------------------------------------------------
 
 
+async def test_payloads_are_stored_as_they_are_in_one_statement(schema: str) -> None:
+    """Their array has its own encoding, in which each payload has its length before it."""
+    payloads = [b"", b"{}", b'"\\,{}"', bytes(range(256)) * 5, "ä€".encode() * 40_000]
+    records = [Record(f"e{n}", "note", payload) for n, payload in enumerate(payloads)]
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        await journal.append("c", records, epoch=claim.epoch, expected_seq=1, is_unfinished=False)
+
+        assert [stored.payload for stored in await journal.read("c")] == payloads
+
+
 async def test_appends_that_wait_together_are_written_in_one_statement(schema: str) -> None:
     gate = Gate("begin")
     names = [f"c{number}" for number in range(50)]
@@ -277,7 +288,7 @@ async def test_a_fork_takes_no_name_that_a_rival_begins_in_the_same_moment(schem
                 )
                 statement = _Statement(0, 0)
                 statement.add(tail, said)
-                assert statement.run(rival, lambda _: None)
+                assert statement.run(rival.cursor(), lambda _: None)
                 rival.commit()
 
         assert await read_all(journal, "f") == ["said"]
