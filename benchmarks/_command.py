@@ -78,8 +78,8 @@ def measure_group(
     began = time.monotonic()
     peer_versions.clear()
     found: dict[str, Measure] = {}
-    measured = module.run_full() if is_full and hasattr(module, "run_full") else None
-    for measure in measured or module.run(quick=quick):
+    is_full = is_full and hasattr(module, "run_full")
+    for measure in module.run_full() if is_full else module.run(quick=quick):
         found[measure.name] = measure
         print(line(f"{group}.{measure.name}", measure), file=sys.stderr, flush=True)
     if is_written:
@@ -87,7 +87,8 @@ def measure_group(
             group,
             tuple(found.values()),
             machine,
-            is_quick=quick,
+            is_quick=quick and not is_full,
+            is_full=is_full,
             day=datetime.now(UTC).date().isoformat(),
             version=version("turnkeeper"),
             commit=commit,

@@ -55,6 +55,8 @@ class Run:
     commit: str
     load_before: float
     load_after: float
+    is_full: bool = False
+    """True if it was asked to go on to the largest sizes."""
     minutes: float = 0.0
     """How long the run took."""
     peers: dict[str, str] = field(default_factory=dict)
@@ -109,12 +111,12 @@ def _conditions(run: Run) -> list[str]:
 def conditions(run: Run) -> str:
     """Return the command, date, commit, machine and load of a run."""
     machine = run.machine
-    quick = " --quick" if run.is_quick else ""
+    option = " --quick" if run.is_quick else " --full" if run.is_full else ""
     commit = f", commit {run.commit}" if run.commit else ""
     packages = {**machine.packages, **run.peers}
     versions = ", ".join(f"{name} {number}" for name, number in packages.items())
     return (
-        f"`python benchmarks {run.group}{quick}`, {run.day}, turnkeeper {run.version}{commit}. "
+        f"`python benchmarks {run.group}{option}`, {run.day}, turnkeeper {run.version}{commit}. "
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; "
         f"4 KiB written and on the disk in {machine.fsync_us:.0f} µs; "
         f"{machine.system}, {machine.python}, {versions}. "

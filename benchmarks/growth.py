@@ -7,14 +7,20 @@ active conversations. For each quantity, a small journal and a large one are ope
 and rounds take turns between them.
 
 The figures are processor time of the process, all threads, in µs: other programs lengthen it less
-than the time by the clock, and it does not include the disk. Filling a large journal is cut off
-after 60 seconds, and so is each cell; the size that was reached is in the row's baseline, and a
-cell with less than one whole round is skipped.
+than the time by the clock, and it does not include the disk. Each cell is cut off after 60 seconds;
+one with less than one whole round is skipped. Filling a large journal is cut off too: after 60
+seconds, or after 600 with `--full`, which goes on to a million conversations, events and message
+ids. A row whose journal did not become as large as was asked says so. A run takes some six minutes,
+and its fillings ten minutes each at most with `--full`.
 
-Two costs have to grow, and have no goal here. Each reader is woken for each event, so appends and
-sends grow with the readers; `pauses` bounds the cost of one more. A conversation is opened, and a
-fork is made, from its snapshot, which holds the events of the view and the newest 1,024 message
-ids: so both grow with the view, and with the known ids up to that bound.
+Whatever the quantity, each journal has 300 other conversations, so that each page of a list has its
+50 rows and reads as many recent changes; and the two chains of forks show as many events.
+
+Some costs have to grow, and have no goal here. Each reader is woken for each event, and when its
+conversation's owner ends and begins, so appends, sends and activations grow with the readers;
+`pauses` bounds the cost of one more. A conversation is opened, and a fork is made, from its
+snapshot, which holds the events of the view and the newest 1,024 message ids: so both grow with the
+view, and with the known ids up to that bound.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from typing import TypeAlias
 import anyio
 import anyio.abc
 
-from turnkeeper.actors import Conversations, Event, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors import Conversation, Conversations, Event, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import (
     AgentMessageEvent,
@@ -42,27 +48,34 @@ from turnkeeper.actors.events import (
 
 from ._harness import Measure, costlier, say, skipped
 
-CELL_S_MAX = 60.0
+CELL_S_MIN, CELL_S_MAX = 2.0, 60.0
+FILL_S_MAX, FILL_S_MAX_FULL = 60.0, 600.0
 AT_ONCE = 200
 PAGE = 500
 SHOWN = 20
+LISTED = 50
+"""The rows of a page of a list."""
+OTHERS = 300
+"""Other conversations: as many as have rows of their own among the lists' recent changes."""
+CHAIN_EVENTS = 200
+"""The events that are shown by the last of a chain of forks."""
 TEXT = "x" * 400
 
-# The small end and the large one; `--full` goes on to the largest.
+# The small end and the large one, and the large one with `--full`.
 SIZES = {
-    "stored": (100, 20_000, 100_000),
-    "events": (200, 20_000, 100_000),
-    "known_ids": (200, 20_000, 1_000_000),
-    "active": (100, 5_000, 100_000),
-    "readers": (1, 200, 10_000),
-    "view": (50, 1_000, 5_000),
-    "depth": (1, 30, 150),
+    "stored": (100, 100_000, 1_000_000),
+    "events": (500, 100_000, 1_000_000),
+    "known_ids": (500, 100_000, 1_000_000),
+    "active": (100, 100_000, 100_000),
+    "readers": (1, 10_000, 10_000),
+    "view": (50, 5_000, 5_000),
+    "depth": (1, 150, 150),
 }
 
 
 # See above.
 NOT_FLAT = {
-    "readers": ("append", "send"),
+    "readers": ("append", "send", "activation"),
     "view": ("activation", "forking"),
     "known_ids": ("activation", "forking"),
 }
@@ -76,12 +89,12 @@ async def silent(_: TurnContext) -> None:
 def run(*, quick: bool) -> Iterator[Measure]:
     for name, (small, usual, _) in SIZES.items():
         large = max(small * 2, usual // 20) if quick else usual
-        yield from anyio.run(_grown, name, small, large, 5 if quick else 7)
+        yield from anyio.run(_grown, name, small, large, 5 if quick else 7, FILL_S_MAX)
 
 
 def run_full() -> Iterator[Measure]:
     for name, (small, _, large) in SIZES.items():
-        yield from anyio.run(_grown, name, small, large, 7)
+        yield from anyio.run(_grown, name, small, large, 7, FILL_S_MAX_FULL)
 
 
 @dataclass
@@ -89,6 +102,7 @@ class Place:
     """An open journal of one size, with a conversation "c" of that size."""
 
     conversations: Conversations
+    fill_s_max: float
     size: int = 0
     """The size that was reached."""
     made: int = 0
@@ -101,7 +115,7 @@ class Place:
 
     @property
     def is_late(self) -> bool:
-        return monotonic() - self.begun > CELL_S_MAX
+        return monotonic() - self.begun > self.fill_s_max
 
     def new_name(self) -> str:
         self.made += 1
@@ -128,18 +142,22 @@ async def _send(place: Place) -> int:
 
 
 async def _activate(place: Place) -> int:
+    await _passivate(place)
+    await place.conversations[place.name].view()
+    return 1
+
+
+async def _passivate(place: Place) -> None:
     region = place.conversations._region  # noqa: SLF001 - nothing else passivates at once
     assert region is not None
     while not await region.passivate(place.name):
         await anyio.lowlevel.checkpoint()
-    await place.conversations[place.name].view()
-    return 1
 
 
 async def _list(place: Place) -> int:
     rows = 0
     for _ in range(4):
-        rows += len((await place.conversations.list(limit=50)).rows)
+        rows += len((await place.conversations.list(limit=LISTED)).rows)
     return max(1, rows)
 
 
@@ -157,38 +175,44 @@ async def _delete(place: Place) -> int:
     return 40
 
 
+# The last two lengthen the conversation, so they come after those that read it.
 OPERATIONS: dict[str, Operation] = {
+    "activation": _activate,
+    "forking": _fork,
+    "listing": _list,
+    "deleting": _delete,
     "append": _append,
     "send": _send,
-    "activation": _activate,
-    "listing": _list,
-    "forking": _fork,
-    "deleting": _delete,
 }
 
 
 # --- the two ends ---------------------------------------------------------------------------------
 
 
-async def _grown(quantity: str, small: int, large: int, rounds: int) -> list[Measure]:
+async def _grown(
+    quantity: str, small: int, large: int, rounds: int, fill_s_max: float
+) -> list[Measure]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            _place(Path(folder) / "small.db", quantity, small) as first,
-            _place(Path(folder) / "large.db", quantity, large) as second,
+            _place(Path(folder) / "small.db", quantity, small, fill_s_max) as first,
+            _place(Path(folder) / "large.db", quantity, large, fill_s_max) as second,
         ):
-            say(f"growth: by {quantity}, {first.size:,} and {second.size:,}")
+            reached = f"{second.size:,}"
+            if second.size < large:
+                reached += f", in {fill_s_max:.0f} s and not {large:,},"
+            say(f"growth: by {quantity}, {reached} and {first.size:,}")
             for name, operation in OPERATIONS.items():
                 pairs: list[tuple[float, float]] = []
                 gc.collect()
                 began = monotonic()
                 with anyio.move_on_after(CELL_S_MAX):
-                    while len(pairs) <= rounds:
+                    while len(pairs) <= rounds or monotonic() - began < CELL_S_MIN:
                         base = await _spent(operation, first)
                         pairs.append((await _spent(operation, second), base))
                 say(f"growth: {name} by {quantity}, in {monotonic() - began:.1f} s")
                 measure = f"{name}_by_{quantity}"
-                baseline = f"{second.size:,} against {first.size:,}"
+                baseline = f"{reached} against {first.size:,}"
                 goal = "" if name in NOT_FLAT.get(quantity, ()) else "≤ 1.2"
                 if pairs[1:]:
                     found.append(costlier(measure, pairs[1:], baseline=baseline, goal=goal))
@@ -205,16 +229,24 @@ async def _spent(operation: Operation, place: Place) -> float:
 
 
 @asynccontextmanager
-async def _place(path: Path, quantity: str, size: int) -> AsyncIterator[Place]:
+async def _place(path: Path, quantity: str, size: int, fill_s_max: float) -> AsyncIterator[Place]:
     async with AsyncExitStack() as stack:
         conversations = await stack.enter_async_context(
             Conversations(silent, journal=SQLiteJournal(path), idle_s=None)
         )
-        place = Place(conversations)
+        place = Place(conversations, fill_s_max)
+        async with anyio.create_task_group() as several:
+            for number in range(OTHERS):
+                several.start_soon(_converse, conversations[f"another{number}"])
         group = await stack.enter_async_context(anyio.create_task_group())
         await _FILLED[quantity](place, size, group)
         yield place
         group.cancel_scope.cancel()
+
+
+async def _converse(conversation: Conversation) -> None:
+    for _ in range(2):
+        await conversation.append(UserMessageEvent(content=TEXT))
 
 
 async def _stored(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
@@ -257,17 +289,28 @@ async def _view(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
 
 
 async def _condensed(place: Place, size: int, *, has_ids: bool) -> None:
-    """Write a log of chat messages, of which the newest few are shown."""
+    """Write whole pages of chat messages, of which the newest few are shown."""
     shown: list[str] = []
     while place.size < size and not place.is_late:
-        talk = _messages(place, min(PAGE, size - place.size), has_ids=has_ids)
+        talk = _messages(place, PAGE, has_ids=has_ids)
         shown += [event.id for event in talk]
         condensation = CondensationEvent(forgotten_event_ids=tuple(shown[:-SHOWN]))
         await _store(place.conversations, "c", [*talk, condensation], after=place.size)
-        place.size += len(talk) + 1
-        shown = shown[-SHOWN:]
-    # The owner writes a snapshot, from which it is opened again.
-    await place.conversations["c"].append(UserMessageEvent(content=TEXT))
+        # An owner reads what was written past the last one, and leaves a snapshot.
+        last = UserMessageEvent(content=TEXT)
+        await place.conversations["c"].append(last)
+        place.size += len(talk) + 2
+        while not await _has_snapshot(place):
+            await anyio.lowlevel.checkpoint()
+        await _passivate(place)
+        shown = [*shown[-SHOWN:], last.id]
+
+
+async def _has_snapshot(place: Place) -> bool:
+    """Return True if the newest event is in the conversation's snapshot."""
+    journal = place.conversations._setup.journal  # noqa: SLF001 - the same that is measured
+    snapshot = await journal.read_snapshot("c")
+    return snapshot is not None and snapshot.seq >= place.size
 
 
 def _messages(place: Place, some: int, *, has_ids: bool) -> list[Event]:
@@ -292,7 +335,7 @@ async def _readers(place: Place, size: int, group: anyio.abc.TaskGroup) -> None:
 
 
 async def _depth(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
-    await _store(place.conversations, "c", _talk(20))
+    await _store(place.conversations, "c", _talk(CHAIN_EVENTS - size))
     while place.size < size and not place.is_late:
         name = f"fork{place.size}"
         fork = await place.conversations[place.name].fork(name)

@@ -116,6 +116,12 @@ def test_a_quick_run_and_one_beside_other_work_say_so() -> None:
     assert ("quick run" in busy, "other work" in busy) == (False, True)
 
 
+def test_a_run_to_the_largest_sizes_names_its_option() -> None:
+    run = replace(run_of("runtime", TELL), is_full=True)
+
+    assert "`python benchmarks runtime --full`" in section(run)
+
+
 def test_each_baseline_is_described_once_with_how_it_could_be_unfair() -> None:
     again = replace(TELL, name="tell_trio")
     said = section(run_of("runtime", TELL, again))
