@@ -181,7 +181,6 @@ class Conversations:
         """
         # Imported here, and not above: loading the events and the owner takes most of the time.
         from ..agents.watcher import Watching
-        from ..core.condensation import NoCondenser
         from ..core.working_state import ConversationSettings
         from ..owner.actor import Setup
         from ..owner.draining import Drain
@@ -224,7 +223,7 @@ class Conversations:
             journal=journal,
             subscriptions=Subscriptions(journal, limits),
             wait_graph=WaitGraph(),
-            condenser=condenser if condenser is not None else NoCondenser(),
+            condenser=condenser,
             settings=settings,
             verify=verify,
             park_s=park_s,

@@ -158,7 +158,7 @@ class Setup:
     journal: Journal
     subscriptions: Subscriptions
     wait_graph: WaitGraph
-    condenser: Condenser
+    condenser: Condenser | None
     settings: ConversationSettings
     verify: Verify
     park_s: float
@@ -267,7 +267,7 @@ class ConversationActor(Actor[Command | Query]):
 
             # 4. Publish, and answer the callers. 5. Start effects.
             self._publish(batch)
-            self._start_effects(batch)
+            self._start_effects(batch, has_written=bool(records))
         except Exception as error:
             failure = self._lost_or(error)
             for one in batch:
@@ -512,35 +512,36 @@ class ConversationActor(Actor[Command | Query]):
         state = self._working.state
         turns = state.turns
         self.view = state.view
-        self.recently_seen = state.recently_seen
-        self.metrics = state.metrics
         self._seq = state.seq
-        self.steps = state.iteration
         self._running = running = turns.running
         self._is_wanted = turns.has_work
         self._setup.watching.watcher.owned(self._conversation_id, len(turns.queued))
-        self._is_step_held = running is not None and (
-            turns.waits_for is not None
-            or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
+        if running is None:
+            self._is_step_held = False
+            return
+        # The agent of the running turn asks for these, and nothing else does.
+        self.recently_seen = state.recently_seen
+        self.metrics = state.metrics
+        self.steps = state.iteration
+        self._is_step_held = turns.waits_for is not None or any(
+            waiting.steers == running.turn_id for waiting in turns.queued.values()
         )
 
     # --- 5. start effects ------------------------------------------------------------------------
 
-    def _start_effects(self, decided: Sequence[Taken]) -> None:
-        has_written = False
+    def _start_effects(self, decided: Sequence[Taken], *, has_written: bool) -> None:
         for one in decided:
-            decision = one.decision
-            if decision.events:
-                has_written = True
-            for effect in decision.effects:
+            for effect in one.decision.effects:
                 match effect:
                     case StopTurn(turn_id):
                         self._stop_agent(turn_id)
                     case StartTurn(turn_id, unstarted):
                         self._start_agent(turn_id, unstarted)
-        self._start_condenser()
+        if (condenser := self._setup.condenser) is not None:
+            self._start_condenser(condenser)
         if has_written:
-            self._start_verifying()
+            if self._setup.verify != "off":
+                self._start_verifying()
             self._start_snapshot()
         if self._parking and (deadline := self._parking.next_deadline) is not None:
             delay_s = deadline - self._setup.ports.loop_time()
@@ -559,11 +560,11 @@ class ConversationActor(Actor[Command | Query]):
         self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
         self._agent_of = turn_id
 
-    def _start_condenser(self) -> None:
+    def _start_condenser(self, condenser: Condenser) -> None:
         if self.running_condenser() is not None or self._is_condenser_resting():
             return
         try:
-            need = self._setup.condenser.need(self.view)
+            need = condenser.need(self.view)
         except BaseException as error:
             if not is_own_failure(error):
                 raise
@@ -572,14 +573,11 @@ class ConversationActor(Actor[Command | Query]):
         else:
             self._is_condensing_hard = need == "hard"
             if need is not None:
-                effect = self.context.start_effect(self._run_condenser, name="condenser")
-                self._condenser_effect = effect
+                run = partial(self._run_condenser, condenser)
+                self._condenser_effect = self.context.start_effect(run, name="condenser")
 
     def _start_verifying(self) -> None:
-        verify = self._setup.verify
-        if verify == "always" or (
-            verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
-        ):
+        if self._setup.verify == "always" or self._setup.ports.random.random() < _SAMPLED:
             run = partial(self._run_verifying, self._working, self.view, self._seq)
             self.context.start_effect(run, name="verify")
 
@@ -798,9 +796,9 @@ class ConversationActor(Actor[Command | Query]):
         running = self._running
         return running is not None and running.turn_id == turn.turn_id and not turn.is_held
 
-    async def _run_condenser(self) -> None:
+    async def _run_condenser(self, condenser: Condenser) -> None:
         """Condense while there is a need, as long as it makes the view shorter."""
-        condenser, epoch = self._setup.condenser, self._working.epoch
+        epoch = self._working.epoch
         while True:
             self.check_lease()
             shown = self.view
