@@ -251,6 +251,13 @@ class Cell(Mailbox):
         else:
             self.worker = self.system.pool.start_resident(self)
 
+    def set_result(self, _: None, /) -> None:
+        """Have a worker step the cell: the one-shot that its handler waits for is set.
+
+        So a cell can be the `Waker` of a one-shot. A resident's never is: its own task waits.
+        """
+        self.system.pool.submit(self)
+
     def give_order(self, order: Order) -> None:
         """Have the runner obey before it handles another message, within a bounded time."""
         if is_over(self.phase):

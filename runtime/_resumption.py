@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from ._backend import OneShot
+from ._backend import OneShot, Waker
 from ._inside import go_on_inside, run_inside
 
 __all__ = ["UNSTARTED", "SuspendedHandler"]
@@ -19,18 +19,10 @@ UNSTARTED: Final = object()
 """Marks a handler that has not been stepped yet."""
 
 
-class Stepped(Protocol):
-    """The cell of a suspended handler, as the handler sees it."""
-
-    def submit(self) -> None: ...
-
-
 class SuspendedHandler:
     """The coroutine of a handler that waits, or that has not been stepped yet."""
 
-    __slots__ = ("_cell", "_coroutine", "_yielded", "began", "count")
-
-    _cell: Stepped
+    __slots__ = ("_coroutine", "_yielded", "began", "count")
 
     # Any: the values that a coroutine yields and is sent belong to its backend.
     def __init__(
@@ -42,17 +34,13 @@ class SuspendedHandler:
         self.count = count
         """How many messages the handler was given."""
 
-    def leave_to(self, cell: Stepped) -> bool:
-        """Have the cell stepped when the handler can go on; False if it needs a task to wait in."""
-        if not isinstance(self._yielded, OneShot) or self._yielded.waker is not None:
+    def leave_to(self, cell: Waker) -> bool:
+        """Have the cell woken when the handler can go on; False if it needs a task to wait in."""
+        awaited = self._yielded
+        if not isinstance(awaited, OneShot) or awaited.waker is not None:
             return False  # a one-shot has one waiter: a second one raises, in the task that waits
-        self._cell = cell
-        self._yielded.waker = self
+        awaited.waker = cell
         return True
-
-    def set_result(self, _: None) -> None:
-        """Have the cell stepped: the one-shot that the handler waits for is set."""
-        self._cell.submit()
 
     @property
     def is_due(self) -> bool:
