@@ -69,7 +69,9 @@ class Ids:
             | _VERSION_AND_VARIANT
         )
         with self._lock:
-            self._last = first = max(first, self._last + _UUID_BLOCK)
+            if first <= self._last:
+                first = self._last + _UUID_BLOCK
+            self._last = first
         return first
 
     def new(self) -> str:

@@ -281,7 +281,7 @@ class MemoryJournal:
         log = self._store.log(conversation_id)
         events, messages = log.known(records)
         seqs: Sequence[int]
-        if all(log.has(record) for record in records):
+        if events and all(log.has(record) for record in records):
             seqs = [events[record.event_id] for record in records]
         else:
             check_append(

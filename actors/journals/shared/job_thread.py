@@ -24,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -40,6 +41,8 @@ READS_AT_ONCE = 8
 """How many reads a reader's thread answers together; with more they would only wait longer."""
 
 _WATCH_INTERVAL_S = 5.0
+
+_more_s_of = attrgetter("more_s")
 
 
 class Job(OneShot[T]):
@@ -304,7 +307,7 @@ class JobThread:
         try:
             group: Sequence[Job[object]]
             while group := self._take():
-                bound_s = self._answer_wait_s + max(self.more_s, *(job.more_s for job in group))
+                bound_s = self._answer_wait_s + max(self.more_s, *map(_more_s_of, group))
                 self._until = self._ports.monotonic() + bound_s
                 try:
                     worker.work(group)

@@ -202,16 +202,9 @@ def labels_text(listing: Listing) -> str:
 def listing_columns(name: str, listing: Listing) -> tuple[Any, ...]:
     """Return the columns in which a listing is stored, from the seq to the seal."""
     labels = labels_text(listing)
-    return (
-        listing.seq,
-        listing.owner,
-        listing.status,
-        listing.created_us,
-        listing.active_us,
-        labels,
-        listing.payload,
-        listing_seal(name, listing, labels),
-    )
+    seq, owner, status, created_us, active_us, _, payload = listing
+    seal = listing_seal(name, listing, labels)
+    return (seq, owner, status, created_us, active_us, labels, payload, seal)
 
 
 def listing_seal(name: str, listing: Listing, labels: str) -> int:
