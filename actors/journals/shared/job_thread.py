@@ -42,7 +42,7 @@ READS_AT_ONCE = 8
 
 _WATCH_INTERVAL_S = 5.0
 
-_more_s_of = attrgetter("more_s")
+_items_of, _bytes_of, _more_s_of = map(attrgetter, ("items", "bytes", "more_s"))
 
 
 class Job(OneShot[T]):
@@ -181,10 +181,8 @@ class JobThread:
                 "was done; in other threads, and in loops that run there, use runtime.portal()"
             )
         erased: Job[Any] = job  # Any: the queue has jobs of every type
-        if self._waiting or not self._has_room(erased):
+        if self._waiting or not self._try_enqueue(erased):
             self._waiting.append(erased)
-        else:
-            self._enqueue(erased)
         return job
 
     async def stop(self) -> None:
@@ -252,35 +250,34 @@ class JobThread:
                 if job is not None:
                     yield job
 
-    def _has_room(self, job: Job[object]) -> bool:
-        # A job larger than the whole queue enters an empty queue; otherwise it would never run.
-        return not self._queued_items or (
-            self._queued_items + job.items <= self._queued_items_max
-            and self._queued_bytes + job.bytes <= self._queued_bytes_max
-        )
-
-    def _enqueue(self, job: Job[object]) -> None:
+    def _try_enqueue(self, job: Job[object]) -> bool:
+        """Queue the job; return False if there is no room for it."""
+        items, size = self._queued_items + job.items, self._queued_bytes + job.bytes
         if not self._queued_items:
+            # A job larger than the whole queue enters an empty queue; otherwise it would never run.
             self._hold.take()
-        self._queued_items += job.items
-        self._queued_bytes += job.bytes
+        elif items > self._queued_items_max or size > self._queued_bytes_max:
+            return False
+        self._queued_items, self._queued_bytes = items, size
         self._queue.put(job)
+        return True
 
     def _finish(self, group: Sequence[Job[object]]) -> None:
+        self._queued_items -= sum(map(_items_of, group))
+        self._queued_bytes -= sum(map(_bytes_of, group))
         for job in group:
-            self._queued_items -= job.items
-            self._queued_bytes -= job.bytes
             if job.refusal is None:
                 job.set(job.settled)
             else:
                 job.fail(job.refusal)
-        while self._waiting and self._has_room(self._waiting[0]):
-            job = self._waiting.popleft()
-            if job.waker is not None:
-                self._enqueue(job)
-            else:
+        while self._waiting:
+            job = self._waiting[0]
+            if job.waker is None:
                 left = f"{self._name} had no room, and its caller has left; nothing was done"
                 job.fail(JournalUnavailable(left))
+            elif not self._try_enqueue(job):
+                break
+            self._waiting.popleft()
         if not self._queued_items and self._is_open:
             self._hold.release()
         self._end_when_idle()
