@@ -346,13 +346,13 @@ class Cell(Mailbox):
 
     def step(self) -> Step:
         """Take the next step: a slice, an order, a start, or the rest of something suspended."""
-        if self.suspended is not None and self.outcome is None:
-            return self._resume(self.suspended)
-        if self.phase is LIVE and not self.control and self.outcome is None:
-            outcome = self._run_slice()
-        elif self.outcome is not None:
+        if self.outcome is not None:
             # A slice that ran in an asker's stack, or that was killed late, left its outcome.
             outcome, self.outcome = self.outcome, None
+        elif self.suspended is not None:
+            return self._resume(self.suspended)
+        elif self.phase is LIVE:
+            outcome = self._run_slice()
         elif self.ending is not None:
             return self._continue_clean_up(self.ending)
         elif self.control and isinstance(order := self.control[0], Order):
@@ -361,8 +361,6 @@ class Cell(Mailbox):
             outcome = ORDERED
         elif self.phase is Phase.STARTING:
             return self.start()
-        elif self.phase is LIVE:
-            outcome = self._run_slice()
         else:
             return False
         if outcome is EMPTY:
