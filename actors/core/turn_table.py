@@ -185,8 +185,10 @@ class TurnTable:
     @property
     def has_work(self) -> bool:
         """True if the owner has work that does not wait for a person's decision."""
-        # Read twice in each commit: `waits_for` is not called if nothing runs.
-        return (self.running is not None or bool(self._queued)) and self.waits_for is None
+        # Read twice in each commit, most of them without a turn.
+        if self.running is None and not self._queued:
+            return False
+        return self.waits_for is None
 
     @property
     def waits_for(self) -> Literal["resume", "confirmation"] | None:
