@@ -134,7 +134,8 @@ class View(Sequence[LLMConvertibleEvent]):
         # The arguments of its `ManipulationIndices`.
         self._settled = settled = shared.settled
         self._settled_count = self._length if isinstance(settled, range) else len(settled)
-        self._end = shared.end
+        # The manipulation index behind its events; none while a call is open.
+        self._end = None if shared.open_calls else self._length
         self.unhandled_condensation_request = request
         """True while a requested condensation has not come yet."""
 

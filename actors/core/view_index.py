@@ -121,11 +121,6 @@ class IndexedEvents(list[LLMConvertibleEvent]):
         is replaced. Many a view has no calls, and needs no list.
         """
 
-    @property
-    def end(self) -> int | None:
-        """The manipulation index behind the events so far; None while a call is open."""
-        return None if self.open_calls else len(self)
-
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by the event that comes next in the view."""
         here = len(self)
