@@ -277,7 +277,7 @@ class JobThread:
                 job.fail(JournalUnavailable(left))
             elif not self._try_enqueue(job):
                 break
-            self._waiting.popleft()
+            del self._waiting[0]
         if not self._queued_items and self._is_open:
             self._hold.release()
         self._end_when_idle()
