@@ -413,9 +413,12 @@ class Cell(Mailbox):
             spare.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        life = self.life
-        if self.directory is not None and (life is None or life.is_quiet):
-            self.directory.note_resting(self)
+        if self.directory is not None:
+            life = self.life
+            if life is not None:
+                life.drop_context(self.base_context)
+            if life is None or life.is_quiet:
+                self.directory.note_resting(self)
         if self.system.is_closing:
             self.close_short_way()
             self.system.note_done(self)
@@ -549,7 +552,7 @@ class Cell(Mailbox):
         return self.step()
 
     def _make_actor(self) -> BaseException | None:
-        life = Incarnation(self, self.base_context.copy())
+        life = Incarnation(self)
         try:
             actor = life.context.run(_make, self, life)
             traits = self.system.traits_of(type(actor))
@@ -561,6 +564,14 @@ class Cell(Mailbox):
         self.life = life
         self.traits = traits
         return None
+
+    def new_context(self) -> Context:
+        """Return a context for the actor in which no variable is set that is its own."""
+        context = self.base_context.copy()
+        context.run(current_actor.set, self)
+        if context.get(in_effect):
+            context.run(in_effect.set, False)
+        return context
 
     async def _run_on_start(self, life: Incarnation) -> bool:
         assert life.actor is not None, f"{self.name} is started before it is made"
@@ -1014,10 +1025,7 @@ class Cell(Mailbox):
 
 
 def _make(cell: Cell, life: Incarnation) -> Hooks:
-    """Make the actor, inside its own context, which all its handlers and effects share."""
-    current_actor.set(cell)
-    if in_effect.get():
-        in_effect.set(False)
+    """Make the actor, inside its own context."""
     actor = life.actor = cell.factory() if cell.directory is None else cell.factory(cell.key)
     cell.system.makers.bind(actor, life)
     return actor

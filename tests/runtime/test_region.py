@@ -27,6 +27,7 @@ from turnkeeper.runtime import (
     Terminated,
     TooManyRestarts,
     Unavailable,
+    add_actor,
 )
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
@@ -412,6 +413,48 @@ async def test_a_handler_runs_in_the_context_of_its_runtime_not_of_its_first_sen
         region = runtime.region("counters", counters)
         variable.set("as the sender was")
         assert await region["a"].ask(Run(look)) == "as the runtime was entered"
+
+
+async def test_variables_that_a_handler_of_a_region_sets_stay_while_the_actor_rests() -> None:
+    """A context is only dropped at rest if it can be made again."""
+    from contextvars import ContextVar
+
+    own: ContextVar[str] = ContextVar("own", default="unset")
+    inherited: ContextVar[str] = ContextVar("inherited")
+    inherited.set("of the runtime")
+
+    async def set_own(_: Actor) -> None:
+        own.set("by the first message")
+
+    async def set_inherited(_: Actor) -> None:
+        inherited.set("by the second message")
+
+    async def look(_: Actor) -> tuple[str, str]:
+        return own.get(), inherited.get()
+
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        assert await region["a"].ask(Run(look)) == ("unset", "of the runtime")
+        await region["a"].ask(Run(set_own))
+        await settle()
+        assert await region["a"].ask(Run(look)) == ("by the first message", "of the runtime")
+        await region["b"].ask(Run(set_inherited))
+        await settle()
+        assert await region["b"].ask(Run(look)) == ("unset", "by the second message")
+        assert await region["c"].ask(Run(look)) == ("unset", "of the runtime")
+
+
+async def test_an_actor_that_has_rested_is_known_as_the_one_that_runs() -> None:
+    """Its context was dropped at rest, and made again for the next message."""
+
+    async def look(_: Actor) -> object:
+        return add_actor(None, "info", {})["actor"]
+
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        await region["a"].ask(Get())
+        await settle()
+        assert await region["a"].ask(Run(look)) == "counters/a"
 
 
 async def test_a_resident_region_keeps_a_task_for_each_active_key() -> None:
