@@ -1,10 +1,11 @@
 """The scheduler of trio: one step of one task at a time. Uses private parts of trio.
 
 Trio lets a test suite make each batch of runnable tasks deterministic, by a flag and a generator
-that shuffles the batch. This module takes the place of that generator for one run. It leaves one
-task in the batch, and after each step of a task it puts the next one there, so that trio does not
-look for I/O between two steps. Its clock jumps to the next deadline when no task can run. The
-generator is one for the whole process, so the loops of other threads are given trio's own.
+that shuffles the batch. This module takes the place of that generator for one run, and leaves one
+task in the batch. After that task's step it steps one task after the other itself, as trio's loop
+does, until I/O, a deadline or a call from another thread must be looked at, which it leaves to
+trio. Its clock jumps to the next deadline when no task can run. The generator is one for the whole
+process, so the loops of other threads are given trio's own.
 
 These names are private to trio. Only `find_trio_parts` looks them up; it raises an error that names
 the missing ones if trio has changed.
@@ -18,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +28,7 @@ import anyio
 import trio
 import trio.abc
 import trio.lowlevel
+from outcome import Error, Outcome, Value
 
 from .._backend import Park, Waker, parking
 from ._scheduler import Scheduler, Scope, Tasks
@@ -41,11 +44,26 @@ _REAL_WAIT_S = 3_600.0
 """How long trio may wait for I/O when something other than the clock will wake a task."""
 
 
+_PARTS_OF_A_TASK = (
+    "_abort_func",
+    "_attempt_delivery_of_any_pending_cancel",
+    "_attempt_delivery_of_pending_ki",
+    "_cancel_points",
+    "_cancel_status",
+    "_counter",
+    "_next_send",
+    "_next_send_fn",
+    "_schedule_points",
+)
+
+
 class TrioParts(NamedTuple):
     """The private parts of trio that the scheduler uses."""
 
     module: ModuleType
     context: Any  # trio's own, thread-local: it has the runner
+    waits: type[Any]  # the message of a task that waits
+    yields: object  # the message of a task at a checkpoint that is not cancelled there
 
 
 def find_trio_parts() -> TrioParts:
@@ -53,6 +71,8 @@ def find_trio_parts() -> TrioParts:
     module = getattr(getattr(trio, "_core", None), "_run", None)
     runner = getattr(module, "Runner", None)
     queue = getattr(getattr(trio, "_core", None), "_entry_queue", None)
+    traps = getattr(getattr(trio, "_core", None), "_traps", None)
+    task = trio.lowlevel.Task
     wanted = {
         "trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING": (
             module,
@@ -70,7 +90,17 @@ def find_trio_parts() -> TrioParts:
         "EntryQueue.idempotent_queue": (getattr(queue, "EntryQueue", None), "idempotent_queue"),
         "Deadlines._heap": (getattr(module, "Deadlines", None), "_heap"),
         "Deadlines.next_deadline": (getattr(module, "Deadlines", None), "next_deadline"),
-        "Task._counter": (trio.lowlevel.Task, "_counter"),
+        "Runner.ki_pending": (runner, "ki_pending"),
+        "Runner.main_task": (runner, "main_task"),
+        "Runner.task_exited": (runner, "task_exited"),
+        "Runner.reschedule": (runner, "reschedule"),
+        "WaitTaskRescheduled": (traps, "WaitTaskRescheduled"),
+        "CancelShieldedCheckpoint": (traps, "CancelShieldedCheckpoint"),
+        "CancelStatus.effectively_cancelled": (
+            getattr(module, "CancelStatus", None),
+            "effectively_cancelled",
+        ),
+        **{f"Task.{name}": (task, name) for name in _PARTS_OF_A_TASK},
     }
     gone = [name for name, (owner, attribute) in wanted.items() if not hasattr(owner, attribute)]
     if module is None or gone:
@@ -78,10 +108,21 @@ def find_trio_parts() -> TrioParts:
             f"trio {trio.__version__} lacks {', '.join(gone)}, which the simulator uses to choose "
             "the next task; use another version of trio, or adapt runtime/testing/_on_trio.py"
         )
-    return TrioParts(module, module.GLOBAL_RUN_CONTEXT)
+    assert traps is not None, "its messages were found"
+    return TrioParts(
+        module,
+        module.GLOBAL_RUN_CONTEXT,
+        traps.WaitTaskRescheduled,
+        traps.CancelShieldedCheckpoint,
+    )
 
 
 _age: Callable[[trio.lowlevel.Task], int] = attrgetter("_counter")  # see find_trio_parts
+
+
+def _same(message: object, _: object) -> object:
+    """Return the message, whatever trio sends."""
+    return message
 
 
 class _Instruments(dict[str, None]):
@@ -135,7 +176,6 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._calls: Sized = ()
         self._idempotent_calls: Sized = ()
         self._deadlines: Any = None
-        self._next_deadline: Callable[[], float] = lambda: math.inf
         self._places: list[trio.lowlevel.Task] = []
         """Trio's batch: it steps whatever is put here."""
         self._error: Exception | None = None
@@ -146,14 +186,14 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     def run(self, simulation: Simulation, world: Callable[[Simulation], Awaitable[None]]) -> None:
         self.simulation = simulation
         module: Any = self._parts.module  # its names are set here, which its types forbid
-        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
-        self._thread, self._others = threading.get_ident(), module._r  # noqa: SLF001
+        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r
+        self._thread, self._others = threading.get_ident(), module._r
         try:
-            module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
-            module._r = self  # noqa: SLF001
+            module._ALLOW_DETERMINISTIC_SCHEDULING = True
+            module._r = self
             trio.run(simulation.run, world, clock=self)
         finally:
-            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
+            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before
         if self._runner is None:
             raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
 
@@ -243,7 +283,6 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._calls = runner.entry_queue.queue
         self._idempotent_calls = runner.entry_queue.idempotent_queue
         self._deadlines = runner.deadlines
-        self._next_deadline = runner.deadlines.next_deadline
 
     def random(self) -> float:
         """Return a number that trio does not use when the flag is set."""
@@ -256,60 +295,92 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
 
     # --- trio's instrument -----------------------------------------------------------------------
 
-    def _after_task_step(self, hook: str, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's
-        """Put the next task into the batch, if trio need not look at anything before."""
-        # This runs after every step: it avoids calls and look-ups at the price of some length.
-        ready = self._ready
-        if self._is_over:
-            self._give_back()
-            self._ready = []
-            return
-        new = self._runq
-        if self._calls or self._idempotent_calls:
-            ready += sorted(new, key=_age)
-            new.clear()
-            self._give_back()
-            return
-        if not new and not ready and not self._runner.waiting_for_idle:
-            # Only sleepers of ours are due next: trio need not look for I/O before the jump.
-            due = self._next_wake_up()
-            if due < self._next_deadline():
-                self._jump(due)
-        if new:
-            if len(new) == 1:
-                ready.append(new.popleft())
-            else:
-                ready += sorted(new, key=_age)
-                new.clear()
-        if ready:
-            scopes = self._deadlines._heap  # noqa: SLF001 - found above; trio replaces the list
-            # The first may be of a scope that has ended, which `next_deadline` drops.
-            now = self._now
-            if not scopes or scopes[0][0] > now or self._next_deadline() > now:
-                try:
-                    chosen = self._take(ready)
-                except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
-                    self._failed(error)
-                    self._error = error
+    def _after_task_step(  # noqa: C901 - all of one step, which is as trio writes it
+        self, hook: str, task: trio.lowlevel.Task
+    ) -> None:
+        """Step one task after the other, as trio does, until it must look at something itself."""
+        # This runs every step: it avoids calls and look-ups at the price of some length. Trio does
+        # more between two steps, for I/O, which a simulation has not, and for instruments.
+        del hook, task  # or a task that has ended would stay
+        runner, context, waits = self._runner, self._parts.context, self._parts.waits
+        ready, new, deadlines = self._ready, self._runq, self._deadlines
+        calls, idempotent_calls, take = self._calls, self._idempotent_calls, self._take
+        while not (self._is_over or calls or idempotent_calls):
+            if not new and not ready and not runner.waiting_for_idle:
+                # If only sleepers of ours are due next, trio need not look for I/O before the jump.
+                due = self._next_wake_up()
+                if due < deadlines.next_deadline():
+                    self._jump(due)
+            if new:
+                if len(new) == 1:
+                    ready.append(new.popleft())
                 else:
-                    if chosen is not None:
-                        self._places.append(chosen)
-                        return
-        self._give_back()
+                    self._collect()
+            if not ready:
+                break
+            scopes = deadlines._heap  # trio replaces the list
+            now = self._now
+            # The first may be of a scope that has ended, which `next_deadline` drops.
+            if scopes and scopes[0][0] <= now and deadlines.next_deadline() <= now:
+                break
+            try:
+                task = take(ready)
+            except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
+                self._failed(error)
+                self._error = error
+                break
+            if task is None:
+                break
+            context.task = task
+            send, sent = task._next_send_fn, task._next_send
+            task._next_send_fn = task._next_send = None
+            end: Outcome[object] | None = None
+            try:
+                message = task.context.run(send, sent)
+            except StopIteration as stop:
+                end = Value(stop.value)
+            except BaseException as error:  # noqa: BLE001 - carried to the task's parent
+                traceback = error.__traceback__
+                end = Error(error.with_traceback(traceback and traceback.tb_next))
+                del traceback  # or the frames that it holds would stay
+            if end is not None:
+                runner.task_exited(task, end)
+            elif type(message) is waits:
+                task._schedule_points += 1
+                task._cancel_points += 1
+                task._abort_func = message.abort_func
+                if runner.ki_pending and task is runner.main_task:
+                    task._attempt_delivery_of_pending_ki()
+                if task._cancel_status.effectively_cancelled:
+                    task._attempt_delivery_of_any_pending_cancel()
+            elif message is self._parts.yields:
+                task._schedule_points += 1
+                runner.reschedule(task)
+            else:  # rare: trio receives the message once more, from a step of its own
+                task._next_send_fn = partial(_same, message)
+                self._places.append(task)
+                return
+            task = message = end = sent = None  # or the newest error would stay
+        if self._is_over:
+            self._ready = []
+        else:
+            self._collect()
+        self._runq.extend(ready)  # without these trio would find the loop idle
+
+    def _collect(self) -> None:
+        """Take in the tasks that have become ready."""
+        self._ready += sorted(self._runq, key=_age)
+        self._runq.clear()
 
     def _place_next(self) -> None:
         try:
             task = self._take(self._ready)
         except Exception as error:
-            self._give_back()
+            self._runq.extend(self._ready)
             self._failed(error)
             raise
         if task is not None:
             self._places.append(task)
-
-    def _give_back(self) -> None:
-        """Show trio the tasks that can run: without them it would find the loop idle."""
-        self._runq.extend(self._ready)
 
     # --- trio's clock ----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import anyio
 import pytest
 import trio
+import trio.testing
 
 from turnkeeper.runtime import Runtime
 from turnkeeper.runtime.testing import (
@@ -687,6 +689,35 @@ def test_trio_is_as_it_was_after_a_run() -> None:
     simulate(_orders([]))
 
     assert (parts.module._r, parts.module._ALLOW_DETERMINISTIC_SCHEDULING) == before
+
+
+def test_a_task_that_yields_a_message_unknown_to_trio_is_told_so() -> None:
+    @types.coroutine
+    def wrong() -> Generator[str, None, None]:
+        yield "a message of another library"
+
+    async def world(simulation: Simulation) -> None:
+        await simulation.sleep(1.0)
+        with pytest.raises(TypeError, match="unrecognized yield message"):
+            await wrong()
+        await simulation.sleep(1.0)
+        simulation.mark("went on")
+
+    run = simulate(world)
+
+    run.check()
+    assert run.marks["went on"]
+
+
+def test_a_step_counts_its_checkpoints_as_in_trio() -> None:
+    async def world(simulation: Simulation) -> None:
+        await simulation.sleep(1.0)
+        with trio.testing.assert_checkpoints():
+            await trio.lowlevel.checkpoint()
+        with trio.testing.assert_checkpoints():
+            await simulation.sleep(1.0)
+
+    simulate(world).check()
 
 
 def test_an_instrument_of_trio_is_refused_with_a_clear_sentence() -> None:
