@@ -152,16 +152,17 @@ class Clock:
         """Run everything when it is due, until cancelled."""
         never: OneShot[None] = OneShot()  # waiting for it costs less than sleeping forever
         while True:
-            self._run_due()
+            # One scope for many waits: an entry that comes before the one awaited cancels it.
             with anyio.CancelScope() as self._asleep:
-                if self._heap:
-                    self._wakes_at = self._heap[0][0]
-                    await self._sleep(max(0.0, self._wakes_at - self.now()))
-                else:
-                    self._wakes_at = math.inf
-                    await never.wait()
-            self._asleep = None
-            self._wakes_at = -math.inf
+                while True:
+                    self._wakes_at = -math.inf
+                    self._run_due()
+                    if self._heap:
+                        self._wakes_at = self._heap[0][0]
+                        await self._sleep(max(0.0, self._wakes_at - self.now()))
+                    else:
+                        self._wakes_at = math.inf
+                        await never.wait()
 
     def _list(self, when: float, entry: Alarm | float) -> None:
         self._count += 1
