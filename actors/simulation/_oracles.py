@@ -201,7 +201,9 @@ class _Shadow:
 
     def __init__(self, oracles: Oracles, conversation_id: str) -> None:
         self.conversation_id = conversation_id
-        self.plain_turns = _Turns(oracles, conversation_id)
+        self.shown: list[tuple[Event, ...]] = [()]
+        """The view at each seq."""
+        self.plain_turns = _Turns(oracles, conversation_id, self.shown)
         self.ids: set[str] = set()
         """The ids of all events."""
         self.records: list[StoredRecord] = []
@@ -430,6 +432,7 @@ class Oracles:
             self._check_view(shadow, seq)
             if not kept or any(each.kind == "system_prompt" for each in new):
                 looks_at_prompts = True
+        shadow.shown.append(shadow.view)
         if shadow.view_ids != shadow.plain.ids:
             self.broken("V6", f"{where}: {shadow.view_ids}, not {shadow.plain.ids}")
         shadow.views[shadow.view_ids] = seq
@@ -928,9 +931,11 @@ class Oracles:
 class _Turns:
     """The turns and calls of one log, derived from its events alone, as they come."""
 
-    def __init__(self, oracles: Oracles, name: str) -> None:
+    def __init__(self, oracles: Oracles, name: str, shown: Sequence[tuple[Event, ...]]) -> None:
+        """`shown`: the view at each seq, up to the event that is checked."""
         self._oracles = oracles
         self._name = name
+        self._shown = shown
         self._seq = 0
         self._event: Event | None = None
         self._running: str | None = None
@@ -969,7 +974,7 @@ class _Turns:
                 self._calls[call_id] = self._open[call_id] = event
             case "step_finished" | "step_unfinished":
                 assert isinstance(event, StepFinishedEvent | StepUnfinishedEvent), kind
-                self._check_step(events, event)
+                self._check_step(event)
             case _ if kind in RESULT_KINDS:
                 assert isinstance(event, RESULT_CLASSES), kind
                 self._check_result(event)
@@ -1024,13 +1029,13 @@ class _Turns:
             self._broken("T7", f"{event.content!r} of {sorted(pieces)}")
         self._oracles.simulation.mark("partial answer kept")
 
-    def _check_step(
-        self, events: Sequence[Event], event: StepFinishedEvent | StepUnfinishedEvent
-    ) -> None:
+    def _check_step(self, event: StepFinishedEvent | StepUnfinishedEvent) -> None:
         if (request := event.request) is None:
             return
         given = self._oracles.asked.get((event.turn_id or "", request.view_seq))
-        if given is None or given != tuple(View.from_events(events[: request.view_seq])):
+        # A view that was shown is the fold of the log up to there: V2 and V6 see to that.
+        seq = request.view_seq
+        if given is None or seq >= len(self._shown) or given != self._shown[seq]:
             self._broken("M1", f"at {request.view_seq}, not {given}")
         self._oracles.simulation.mark(event.kind)
 
