@@ -232,6 +232,67 @@ async def test_nothing_shifts_while_live_events_come(browser: Browser) -> None:
         await expect(world.page.get_by_role("button", name="New below ↓")).to_be_visible()
 
 
+async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browser: Browser) -> None:
+    place = """([pane, height]) => {
+      const rows = document.querySelector(`${pane} tk-rows`);
+      if (height) rows.scrollTop = rows.scrollHeight * height;
+      return [rows.scrollTop, rows.scrollHeight - rows.scrollTop - rows.clientHeight];
+    }"""
+    story = team_story(40)
+    story.says("last", "Tell me all.")
+    story.at(4_000).answers("All is said. " * 200, took=1)
+    async with site(browser, story) as world:
+        for width in (1_280, 390):
+            await world.page.set_viewport_size({"width": width, "height": 800})
+            await world.go()
+            await world.at("team-standup")
+            await world.shows("All is said.", ".transcript-pane")
+            if width == 390:
+                await world.button("Log")
+            for pane in (".transcript-pane", ".log-pane")[width == 390 :]:
+                at_end = f"(pane) => ({place})([pane])[1] < 1"
+                await world.page.wait_for_function(at_end, arg=pane, timeout=BOUND_MS)
+
+            await world.page.evaluate(place, [".log-pane", 0.5])
+            await world.page.wait_for_timeout(50)
+            before, _ = await world.page.evaluate(place, [".log-pane"])
+            await world.page.locator(".log-pane tk-rows").focus()
+            await world.press("2")
+            await world.shows("What the model sees")
+            await world.press("1")
+            stands = f"(top) => ({place})(['.log-pane'])[0] === top"
+            await world.page.wait_for_function(stands, arg=before, timeout=BOUND_MS)
+
+
+async def test_a_row_that_is_chosen_in_one_pane_is_in_sight_in_the_other_on_a_phone(
+    browser: Browser,
+) -> None:
+    async with site(browser, team_story(40), width=390) as world:
+        await world.at("team-standup")
+        await world.button("Log")
+        await world.page.locator(".log-pane tk-rows").focus()
+        await world.press("Home", "j", "j")
+        await world.button("Transcript")
+        await expect(world.page.locator(".transcript-pane .is-active")).to_be_in_viewport()
+
+
+async def test_a_log_is_shown_before_the_server_has_computed_its_state(browser: Browser) -> None:
+    async with site(browser, team_story(3)) as world:
+        held: list[Route] = []
+
+        async def hold(route: Route) -> None:
+            held.append(route)
+
+        await world.page.route("**/v1/conversations/team-standup/outline*", hold)
+        await world.page.route("**/v1/conversations/team-standup", hold)
+        await world.at("team-standup")
+        await world.shows("Reading…", "tk-conversation")
+        await held.pop().continue_()
+        await world.shows("Task 2 is", ".transcript-pane")
+        await held.pop().continue_()
+        await world.shows("Standup of the team", "tk-conversation h1")
+
+
 async def test_script_and_markup_are_shown_as_text(browser: Browser) -> None:
     story = Story(f"odd {SCRIPT[:20]}", title=SCRIPT)
     story.says("m1", SCRIPT, author=SCRIPT, metadata={SCRIPT: SCRIPT})
@@ -379,6 +440,21 @@ async def test_the_difference_has_what_a_condensation_took(browser: Browser) -> 
         await world.shows("Seq 25 → 26: 1 came, 9 left")
         await expect(world.page.locator(".seen.left")).not_to_have_count(0)
         await world.shows("Up to task 2 all was told.", ".seen.entered >> nth=0")
+
+
+async def test_the_view_says_what_it_leaves_out(browser: Browser) -> None:
+    story = Story("long", title="Long")
+    story.says("m1", "Begin.")
+    for n in range(205):
+        (call,) = story.at(n).calls(("work", {"text": f"{n} " + "x" * 5_000}), took=0.5)
+        story.results(call, "ok")
+    story.at(300).answers("Done.", took=1)
+    async with site(browser, story) as world:
+        await world.travelled("long", story.seq)
+        await world.shows("xxx…)", "tk-travel .row >> nth=1")
+        await world.button("Asked")
+        await world.shows("11 more messages; “JSON” shows all of them.", "tk-travel")
+        await world.shows("0 " + "x" * 5_000, "tk-travel .asked .seen >> nth=1")
 
 
 # --- the timeline --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // A conversation: its facts, and its views as tabs. All views share one log.
 
-import { empty, h, show } from "./dom.js";
+import { empty, h, reading, show } from "./dom.js";
 import { number, plural } from "./format.js";
 import { Log } from "./log.js";
 import { LogView } from "./logview.js";
@@ -47,6 +47,7 @@ export class Conversation extends HTMLElement {
 
   async #open() {
     show(this.#head, h("h1", this.conversationId));
+    show(this.#tab, reading());
     try {
       await this.#log.open();
     } catch (problem) {

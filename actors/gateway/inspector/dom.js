@@ -48,6 +48,11 @@ export function empty(title, ...children) {
   return h("div.empty", h("h2", title), children);
 }
 
+/** Return the notice that is shown until an answer has come; a quick one leaves it unseen. */
+export function reading() {
+  return h("p.reading.quiet", { role: "status" }, "Reading…");
+}
+
 /** Return a group of buttons, one of them pressed; `choices` are values and names. */
 export function segments(label, choices, chosen, choose) {
   return h("div.segments", { role: "group", "aria-label": label }, choices.map(([value, name]) => h("button", {

@@ -37,8 +37,11 @@ export function ago(at, now = Date.now()) {
   return day(at);
 }
 
+/** Return a text as one line; a longer one ends with an ellipsis. */
 export function oneLine(text, length = 240) {
-  return String(text ?? "").slice(0, length).replace(/\s+/g, " ").trim();
+  const whole = String(text ?? "");
+  const line = whole.slice(0, length).replace(/[\ud800-\udbff]$/, "").replace(/\s+/g, " ").trim();
+  return whole.length > length ? `${line}…` : line;
 }
 
 // Written as they are, these would show the text around them in another order than it has.

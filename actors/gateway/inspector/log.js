@@ -23,6 +23,7 @@ export class Log extends EventTarget {
   #byId = new Map();
   #chunks = new Map(); // number → promise, or rows
   #end = new AbortController();
+  #factsRead = 0;
 
   constructor(id) {
     super();
@@ -30,11 +31,11 @@ export class Log extends EventTarget {
     this.path = `conversations/${toPath(id)}`;
   }
 
-  /** Read the outline and the facts. Raises `Problem`. */
+  /** Read the outline; the facts, which may take the server longer, come later. Raises `Problem`. */
   async open() {
     await this.#readOutline();
     await this.#readParent().catch(() => {});
-    await this.#readFacts();
+    this.#readFacts().catch(() => {}); // read again when the server is back
     this.#listen();
   }
 
@@ -154,12 +155,16 @@ export class Log extends EventTarget {
   }
 
   async #readFacts() {
+    const number = (this.#factsRead += 1);
+    let facts;
     try {
-      this.facts = await this.ask("", { signal: this.#end.signal });
+      facts = await this.ask("", { signal: this.#end.signal });
     } catch (problem) {
       if (!problem.status) throw problem;
-      this.facts = { problem }; // a damaged log has no state
+      facts = { problem }; // a damaged log has no state
     }
+    if (number !== this.#factsRead) return; // newer ones are on their way
+    this.facts = facts;
     this.dispatchEvent(new Event("facts"));
   }
 

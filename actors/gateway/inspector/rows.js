@@ -20,11 +20,14 @@ export class Rows extends HTMLElement {
   #active = -1;
   #space = h("div.rows-space", { role: "presentation" });
   #sizes = new ResizeObserver((entries) => this.#measured(entries));
-  #own = new ResizeObserver(() => this.#draw());
+  #own = new ResizeObserver(() => this.#resized());
   #name = `rows${(lists += 1)}`;
   #isDirty = false;
   sticks = false; // true: a list that is scrolled to its end stays at its end
   #isAtEnd = true;
+  #room = 0; // the height of the list; 0 while it is hidden
+  #place = 0; // where the list was scrolled to when it was last in sight
+  #wanted = null; // a row to reveal once the list is in sight
 
   connectedCallback() {
     if (!this.#space.parentNode) {
@@ -33,6 +36,8 @@ export class Rows extends HTMLElement {
       this.tabIndex = 0;
       const draw = eachFrame(() => this.#draw());
       this.addEventListener("scroll", () => {
+        if (!this.#room) return;
+        this.#place = this.scrollTop;
         this.#isAtEnd = this.scrollTop + this.clientHeight >= this.scrollHeight - 4;
         draw();
       }, { passive: true });
@@ -44,6 +49,7 @@ export class Rows extends HTMLElement {
 
   disconnectedCallback() {
     this.#own.disconnect();
+    this.#room = 0;
   }
 
   /** `render(index)` returns the content of a row: nodes, and `props` for the row itself. */
@@ -98,6 +104,7 @@ export class Rows extends HTMLElement {
 
   toEnd() {
     this.#isAtEnd = true;
+    this.#size(); // else the browser stops at the height that the list had before
     this.scrollTop = this.#total();
     this.#draw();
   }
@@ -105,6 +112,11 @@ export class Rows extends HTMLElement {
   /** Scroll so that a row is in sight; `block` "start" puts it on top, "center" in the middle. */
   reveal(index, block = "nearest") {
     if (index < 0 || index >= this.#count) return;
+    if (!this.clientHeight) {
+      this.#wanted = [index, block];
+      this.#isAtEnd = false;
+      return;
+    }
     const top = this.#top(index);
     const bottom = this.#top(index + 1);
     const room = this.clientHeight;
@@ -119,6 +131,22 @@ export class Rows extends HTMLElement {
   /** The first and the last row in sight. */
   get range() {
     return [this.#at(this.scrollTop), this.#at(this.scrollTop + this.clientHeight)];
+  }
+
+  /** Draw. A list that comes into sight stands where it stood, as the browser forgets it. */
+  #resized() {
+    const wasHidden = !this.#room;
+    this.#room = this.clientHeight;
+    if (!this.#room) return;
+    const wanted = this.#wanted;
+    this.#wanted = null;
+    if (wanted) return this.reveal(...wanted);
+    if (this.sticks && this.#isAtEnd) return this.toEnd();
+    if (wasHidden) {
+      this.#size();
+      this.scrollTop = this.#place;
+    }
+    this.#draw();
   }
 
   #total() {

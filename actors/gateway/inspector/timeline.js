@@ -459,7 +459,7 @@ function label(name, x, y, words, anchor) {
 /** Return labels for a bar, the longest first. */
 function namesOf(bar) {
   if (bar.kind === "model") return ["model"];
-  if (!(bar.kind in WAITS)) return [bar.name];
+  if (!(bar.kind in WAITS)) return [shortened(bar.name, 32)];
   const of = WAITS[bar.kind];
   return bar.name ? [`${of}: ${shortened(bar.name, 40)}`, of] : [of];
 }

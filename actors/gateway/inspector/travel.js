@@ -1,12 +1,14 @@
 // Time travel: the state and the view at any seq, the difference of two, and the model's requests.
 
-import { empty, h, segments, show, svg, whenQuiet } from "./dom.js";
+import { empty, h, reading, segments, show, svg, whenQuiet } from "./dom.js";
 import { jsonView } from "./detail.js";
-import { asJson, kindName, number, plainText, plural, toneOf, words } from "./format.js";
+import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
 import "./rows.js";
 
 const WINDOW = 60;
 const BRIEF = 1_000;
+const LISTED = 100;
+const MESSAGES = 400;
 const SHAPES = [["openai-chat", "OpenAI chat"], ["openai-responses", "OpenAI responses"], ["anthropic", "Anthropic"]];
 
 export class Travel extends HTMLElement {
@@ -175,6 +177,7 @@ export class Travel extends HTMLElement {
     const { signal } = reads;
     const seq = this.seq;
     this.#isMissed = false;
+    if (!this.#main.firstChild) show(this.#main, reading());
     try {
       const [state, stateFrom] = await Promise.all([
         this.#log.ask("/state", { query: { at: seq }, signal }),
@@ -237,7 +240,10 @@ export class Travel extends HTMLElement {
   }
 
   #listOf(values, make) {
-    return values.length ? h("ul", values.slice(0, 100).map(make)) : h("p.quiet", "none");
+    const more = values.length - LISTED;
+    return values.length
+      ? h("ul", values.slice(0, LISTED).map(make), more > 0 && h("li.quiet", `and ${number(more)} more`))
+      : h("p.quiet", "none");
   }
 
   // --- the view ---
@@ -302,7 +308,8 @@ export class Travel extends HTMLElement {
     const found = await this.#log.ask("/difference", { query: { first: this.#from, last: seq, brief: BRIEF }, signal });
     this.#differences = [...found.left.map((event) => [event, "left"]), ...found.entered.map((event) => [event, "entered"])];
     this.#showRows(this.#differences.length,
-      `Seq ${number(this.#from)} → ${number(seq)}: ${number(found.entered_count)} came, ${number(found.left_count)} left`,
+      `Seq ${number(this.#from)} → ${number(seq)}: ${number(found.entered_count)} came, ${number(found.left_count)} left`
+        + (this.#differences.length < found.entered_count + found.left_count ? `; ${number(this.#differences.length)} of them are shown` : ""),
       "Both views are the same");
   }
 
@@ -327,6 +334,7 @@ export class Travel extends HTMLElement {
       show(body, h("p.quiet", "The agent did not report which view its model saw."));
       return;
     }
+    show(body, reading());
     const { event } = await this.#log.whole(step.seq);
     try {
       const asked = await this.#log.ask("/messages", {
@@ -372,15 +380,18 @@ export class Travel extends HTMLElement {
 
   #messages({ system, messages }) {
     const all = system ? [{ role: "system", content: system }, ...messages] : messages;
-    return all.slice(0, 400).map((message) => {
+    const more = all.length - MESSAGES;
+    const shown = all.slice(0, MESSAGES).map((message) => {
       const role = message.role ?? message.type;
       const { role: _role, content, ...rest } = message;
       const tone = { user: "user", assistant: "model", tool: "tool", function_call: "tool", function_call_output: "tool" }[role] ?? "plain";
       return h("div", { class: `tone-${tone}` },
         h("div.seen", h("div.who", h("b", role)),
           content !== undefined && h("div.text", plainText(content)),
-          Object.keys(rest).length > 0 && h("pre.json", asJson(rest, 2).slice(0, 4_000))));
+          Object.keys(rest).length > 0 && jsonView(rest)));
     });
+    if (more > 0) shown.push(h("p.seen.quiet", `${plural(more, "more message")}; “JSON” shows all of them.`));
+    return shown;
   }
 }
 
