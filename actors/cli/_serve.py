@@ -400,6 +400,8 @@ def _load_agent(place: str) -> Agent:
         fail(UNUSABLE, f"{place!r} names no agent; write MODULE:AGENT, as in serve_me.py:support")
     try:
         module = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
+    except FileNotFoundError as error:
+        fail(UNUSABLE, f"{name} cannot be loaded: {error.filename} does not exist")
     except (ImportError, OSError, SyntaxError) as error:
         fail(UNUSABLE, f"{name} cannot be loaded: {error}")
     except Exception as error:  # noqa: BLE001 - whatever the module raises
@@ -410,8 +412,8 @@ def _load_agent(place: str) -> Agent:
         fail(UNUSABLE, f"{place} is a plain function; write @agent above its `async def`")
     if found is None or not _is_agent(found):
         known = [one for one, value in vars(module).items() if _is_agent(value)]
-        said = f"it has {', '.join(known)}" if known else "it has none; make one with @agent"
-        fail(UNUSABLE, f"{name} has no agent {attribute}: {said}")
+        said = f"it has {', '.join(known)}" if known else "it has no agents; make one with @agent"
+        fail(UNUSABLE, f"{name} has no agent named {attribute}; {said}")
     return found
 
 

@@ -54,6 +54,7 @@ __all__ = [
 _CALL_LENGTH_MAX = 300
 _RESULT_LENGTH_MAX = 600
 _WIDTH = 80
+_NAME_WIDTH_MAX = 40
 
 
 def infos_json(
@@ -94,7 +95,8 @@ def print_infos(
 ) -> None:
     """Print a line for each conversation, never cut, so that a program can read it."""
     listed = {row.conversation_id: row for row in rows}
-    width = max([len("conversation"), *(len(printable(i.conversation_id)) for i in infos)])
+    longest = max([len("conversation"), *(len(printable(i.conversation_id)) for i in infos)])
+    width = min(longest, _NAME_WIDTH_MAX)  # one long name does not push all rows to the right
     console.print(
         Text(f"{'conversation':<{width}}  events  epoch  last written", style="bold"),
         soft_wrap=True,

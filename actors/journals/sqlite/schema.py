@@ -286,7 +286,7 @@ def real_path(path: str | PathLike[str]) -> Path:
         # It may hold a password, so it is not quoted.
         raise InvalidInput(
             "path is a URL; it takes the path of a file, with ./ before it if the file has such a "
-            "name; PostgresJournal takes the URL of a database"
+            "name; PostgresJournal takes the URL of a database, which begins with postgresql://"
         )
     is_other = False
     try:

@@ -55,7 +55,16 @@ def test_a_module_without_that_agent_is_told_with_those_that_it_has(
     with pytest.raises(typer.Exit):
         _load_agent(f"{module}:helper")
 
-    assert capsys.readouterr().err.endswith("has no agent helper: it has support, sales\n")
+    assert capsys.readouterr().err.endswith("has no agent named helper; it has support, sales\n")
+
+
+def test_a_file_that_is_not_there_is_told_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        _load_agent(f"{tmp_path}/nope.py:support")
+
+    assert capsys.readouterr().err.endswith(f"{tmp_path}/nope.py does not exist\n")
 
 
 def test_a_function_without_the_decorator_is_told_what_is_missing(

@@ -152,6 +152,20 @@ def test_all_conversations_are_listed_with_what_is_known_of_them(db: Path) -> No
     assert bob.endswith("unfinished")
 
 
+def test_a_long_name_does_not_push_the_other_rows_out_of_sight(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    async def fill() -> None:
+        async with Conversations(quiet, journal=SQLiteJournal(path)) as conversations:
+            for name in ("alice", "b" * 200):
+                await (await conversations[name].send("Hello")).end()
+
+    anyio.run(fill)
+    head, alice, _, longest, _ = show(path).stdout.splitlines()
+    assert max(len(head), len(alice)) <= 80
+    assert longest.startswith("b" * 200 + "       4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
