@@ -38,7 +38,8 @@ export class Rows extends HTMLElement {
       this.addEventListener("scroll", () => {
         if (!this.#room) return;
         this.#place = this.scrollTop;
-        this.#isAtEnd = this.scrollTop + this.clientHeight >= this.scrollHeight - 4;
+        // By the heights as measured: the browser's has rows that have grown since.
+        this.#isAtEnd = this.scrollTop + this.clientHeight >= this.#total() - 4;
         draw();
       }, { passive: true });
       this.addEventListener("keydown", (event) => this.#key(event));
@@ -124,6 +125,7 @@ export class Rows extends HTMLElement {
     else if (block === "center") this.scrollTop = top - (room - (bottom - top)) / 2;
     else if (top < this.scrollTop) this.scrollTop = top;
     else if (bottom > this.scrollTop + room) this.scrollTop = bottom - room;
+    this.#place = this.scrollTop;
     this.#isAtEnd = this.scrollTop + room >= this.#total() - 4;
     this.#draw();
   }
