@@ -9,6 +9,7 @@ A server that starts while its database is away waits for it, for a limited time
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import importlib
 import importlib.util
@@ -443,7 +444,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        fail(UNUSABLE, f"cannot listen on {host}:{port}: {error.strerror}")
+        # Not its `strerror`: Python repeats the address there.
+        said = os.strerror(error.errno) if error.errno else str(error)
+        other = "; `--port` takes another port" if error.errno == errno.EADDRINUSE else ""
+        fail(UNUSABLE, f"cannot listen on {host}:{port}: {said}{other}")
     # Connections inherit this option. Without it, the first piece of an answer waits until the
     # client has acknowledged the head of the response, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -41,6 +41,16 @@ def test_a_client_that_takes_nothing_is_cut_off_by_the_kernel_too() -> None:
     assert bound_ms == 1_000 * GatewayLimits().write_stall_s
 
 
+def test_a_port_that_is_in_use_is_told_once_with_the_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
+        _listen("127.0.0.1", port := other.getsockname()[1])
+
+    said = f"cannot listen on 127.0.0.1:{port}: Address already in use; `--port` takes another port"
+    assert capsys.readouterr().err == f"turnkeeper: {said}\n"
+
+
 def test_a_module_without_that_agent_is_told_with_those_that_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
