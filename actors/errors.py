@@ -31,10 +31,10 @@ class InvalidInput(Refused, ValueError):
 
 
 class InvalidConversationId(InvalidInput):
-    """No conversation has this id, or no new one can have it; nothing was written."""
+    """No conversation, or no new one, can have this id; nothing was written."""
 
     def __init__(self, conversation_id: str, found: str) -> None:
-        super().__init__(f"{found}; nothing was written; take another id")
+        super().__init__(f"{found}; nothing was written; choose another id")
         self.conversation_id = conversation_id
 
 
@@ -79,7 +79,7 @@ class ContextTooLong(Refused):
 
 
 class TurnInProgress(Refused):
-    """A turn is running, and it may not be disturbed; nothing was written.
+    """A turn is running, and the call may not interrupt it; nothing was written.
 
     A chat message gets this with `on_overlap="reject"`, and so does `undo`.
     """
@@ -135,10 +135,10 @@ class MessageIdConflict(Refused):
 
 
 class EventIdConflict(Refused):
-    """These event ids are in the log already, and not as they were given; nothing was written.
+    """The log has these event ids already, and not for the same events; nothing was written.
 
-    Their events have other content there, or another order, or only some of those given together
-    are there. `seqs` has the seq of each.
+    Its events have other content or another order, or it has only some of those that were given
+    together. `seqs` has the seq of each.
     """
 
     def __init__(self, conversation_id: str, seqs: Mapping[str, int]) -> None:
@@ -146,9 +146,9 @@ class EventIdConflict(Refused):
         known, left_out = ", ".join(shown), len(seqs) - len(shown)
         more = f" and {left_out} more" if left_out else ""
         super().__init__(
-            f"append refused on conversation {conversation_id}: already in the log, and not as "
-            f"given: {known}{more}; nothing was written; leave out those that are meant to be the "
-            "same, and use new ids for the others"
+            f"append refused on conversation {conversation_id}: the log has these ids already, and "
+            f"not for the same events in the same order: {known}{more}; nothing was written; leave "
+            "out the events that the log has, and use new ids for the others"
         )
         self.conversation_id = conversation_id
         self.seqs = dict(seqs)
@@ -159,9 +159,9 @@ class NotAppendable(Refused):
 
     def __init__(self, conversation_id: str, event_type: str) -> None:
         super().__init__(
-            f"append refused on conversation {conversation_id}: only its owner writes a "
-            f"{event_type}; nothing was written; send chat messages, or append events that the "
-            "model sees"
+            f"append refused on conversation {conversation_id}: only its owner writes "
+            f"events of type {event_type}; nothing was written; send chat messages, or append "
+            "events that the model sees"
         )
         self.conversation_id = conversation_id
         self.event_type = event_type
@@ -184,9 +184,9 @@ class LabelTooLong(InvalidInput):
 
     def __init__(self, conversation_id: str, length: int, length_max: int) -> None:
         super().__init__(
-            f"change refused on conversation {conversation_id}: a label has {length:,} characters "
-            f"in its name or its value, and may have {length_max:,} there; nothing was written; "
-            "keep long texts elsewhere"
+            f"change refused on conversation {conversation_id}: a name or a value among its labels "
+            f"has {length:,} characters, and {length_max:,} are allowed; nothing was written; keep "
+            "long texts elsewhere"
         )
         self.conversation_id = conversation_id
         self.length = length
@@ -199,8 +199,8 @@ class ContentTooLong(InvalidInput):
     def __init__(self, conversation_id: str, length: int, content_length_max: int) -> None:
         super().__init__(
             f"chat message refused on conversation {conversation_id}: its text has {length:,} "
-            f"characters, and may have {content_length_max:,}; nothing was written; send the rest "
-            "as a file"
+            f"characters, and {content_length_max:,} are allowed; nothing was written; send the "
+            "rest as a file"
         )
         self.conversation_id = conversation_id
         self.length = length
@@ -212,7 +212,7 @@ class JsonTooDeep(InvalidInput):
 
     def __init__(self) -> None:
         super().__init__(
-            "nested too deep; nothing was written; use fewer levels",
+            "the JSON is nested too deeply; nothing was written; use fewer levels",
             rule="must have fewer levels of nesting",
         )
 
@@ -222,9 +222,9 @@ class JsonNumberTooLong(InvalidInput):
 
     def __init__(self, digits_max: int) -> None:
         super().__init__(
-            f"an integer of more than {digits_max:,} digits; nothing was written; write it as a "
-            "text",
-            rule=f"must have no integer of more than {digits_max} digits; write it as a text",
+            f"the JSON has an integer of more than {digits_max:,} digits; nothing was written; "
+            "write it as a string",
+            rule=f"must have no integer of more than {digits_max} digits; write it as a string",
         )
         self.digits_max = digits_max
 
@@ -235,8 +235,8 @@ class MetadataTooLong(InvalidInput):
     def __init__(self, conversation_id: str, length: int, metadata_length_max: int) -> None:
         super().__init__(
             f"chat message refused on conversation {conversation_id}: its metadata has {length:,} "
-            f"characters as JSON, and may have {metadata_length_max:,}; nothing was written; keep "
-            "large values elsewhere, and their address here"
+            f"characters as JSON, and {metadata_length_max:,} are allowed; nothing was written; "
+            "keep large values elsewhere, and their address here"
         )
         self.conversation_id = conversation_id
         self.length = length
@@ -249,7 +249,7 @@ class TooManyFiles(InvalidInput):
     def __init__(self, conversation_id: str, count: int, files_max: int) -> None:
         super().__init__(
             f"chat message refused on conversation {conversation_id}: it has {count} files, and "
-            f"may have {files_max}; nothing was written; send them in several messages"
+            f"{files_max} are allowed; nothing was written; send them in several messages"
         )
         self.conversation_id = conversation_id
         self.count = count
@@ -261,9 +261,9 @@ class FileTooLarge(InvalidInput):
 
     def __init__(self, conversation_id: str, size: int, file_bytes_max: int) -> None:
         super().__init__(
-            f"chat message refused on conversation {conversation_id}: a file of it has {size:,} "
-            f"bytes, and may have {file_bytes_max:,}; nothing was written; keep it elsewhere, and "
-            "send its address"
+            f"chat message refused on conversation {conversation_id}: a file has {size:,} bytes, "
+            f"and {file_bytes_max:,} are allowed; nothing was written; keep it elsewhere, and send "
+            "its address"
         )
         self.conversation_id = conversation_id
         self.size = size
@@ -331,7 +331,7 @@ class NotRetractable(Refused):
         elsewhere = "fork the conversation at an earlier seq, or retract events by id"
         found, advice = {
             "condensed": (
-                "it is condensed in part, and the summary would still tell of it",
+                "it is condensed in part, and the summary would still mention it",
                 elsewhere,
             ),
             "by_hand": ("it is tied to events that were appended by hand", elsewhere),
@@ -363,7 +363,7 @@ class StaleTurn(Refused):
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
-            f"refused on conversation {conversation_id}: turn {turn_id} no longer runs; "
+            f"command refused on conversation {conversation_id}: turn {turn_id} no longer runs; "
             "nothing was written; stop working on it"
         )
         self.conversation_id = conversation_id
@@ -405,8 +405,9 @@ class TurnSuspended(Refused):
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
-            f"turn {turn_id} of conversation {conversation_id} is held; nothing is lost; its "
-            "agent is run again when the turn goes on; do not catch this error"
+            f"turn {turn_id} of conversation {conversation_id} is paused or waits for a "
+            "confirmation; nothing is lost; its agent is run again when the turn goes on; do not "
+            "catch this error"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -565,7 +566,7 @@ class ImportRefused(Refused):
     def __init__(self, line: int, found: str) -> None:
         super().__init__(
             f"import stopped at line {line}: {found}; the conversations before it are imported; "
-            "mend the file and import it again"
+            "correct the file and import it again"
         )
         self.line = line
         self.found = found
@@ -620,7 +621,7 @@ class Fenced(OwnershipLost):
         super().__init__(
             f"the owner of conversation {conversation_id} is replaced: at seq {expected_seq} its "
             f"epoch {epoch} is fenced by epoch {found_epoch}, head {head}; nothing was written; "
-            "go to the newer owner"
+            "send to the newer owner"
         )
         self.conversation_id = conversation_id
         self.epoch = epoch
@@ -632,14 +633,14 @@ class Fenced(OwnershipLost):
 class LeaseExpired(OwnershipLost):
     """This process's lease ran out, so another process may own the conversation; nothing was done.
 
-    The owner starts no effect any more, and answers no query from its memory.
+    Its owner here no longer starts effects, nor answers queries from memory.
     """
 
     def __init__(self, conversation_id: str, epoch: int) -> None:
         super().__init__(
             f"the owner of conversation {conversation_id} has ended: the lease behind its epoch "
             f"{epoch} has run out, so another process may own it; nothing was done; send again to "
-            "open it here, or go to the newer owner"
+            "open it here, or to the newer owner"
         )
         self.conversation_id = conversation_id
         self.epoch = epoch

@@ -129,11 +129,13 @@ TABLE: Mapping[str, Problem] = {
         "the text is too long; nothing was written; send the rest as a file",
         facts=("length", "content_length_max"),
     ),
-    "JsonTooDeep": Problem(422, "json-too-deep", "JSON is nested too deep; nothing was written"),
+    "JsonTooDeep": Problem(
+        422, "json-too-deep", "the JSON is nested too deeply; nothing was written"
+    ),
     "JsonNumberTooLong": Problem(
         422,
         "json-number-too-long",
-        "an integer has too many digits; nothing was written; write it as a text",
+        "an integer has too many digits; nothing was written; write it as a string",
         facts=("digits_max",),
     ),
     "MetadataTooLong": Problem(
@@ -157,7 +159,7 @@ TABLE: Mapping[str, Problem] = {
     "EventIdConflict": Problem(
         409,
         "event-id-conflict",
-        "these event ids are in the log, and not as given; nothing was written; use new event ids",
+        "the log has these event ids for other events; nothing was written; use new event ids",
         facts=("seqs",),
     ),
     "AdmissionRefused": Problem(

@@ -407,7 +407,7 @@ async def test_files_have_limits() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal(), limits=limits) as conversations:
         chat = conversations["c"]
         await (await chat.send("A", files=[NOTES, NOTES])).end()
-        with pytest.raises(TooManyFiles, match="it has 3 files, and may have 2"):
+        with pytest.raises(TooManyFiles, match="it has 3 files, and 2 are allowed"):
             await chat.send("B", files=[NOTES] * 3)
         with pytest.raises(FileTooLarge) as refused:
             await chat.send("B", files=[FileContent.with_bytes("n", "a/b", b"123456789")])

@@ -80,7 +80,7 @@ MESSAGES: list[tuple[object, list[dict[str, str]]]] = [
         [
             body(
                 "#/metadata",
-                "must have no integer of more than 2466 digits; write it as a text",
+                "must have no integer of more than 2466 digits; write it as a string",
             )
         ],
     ),
