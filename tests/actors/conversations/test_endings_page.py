@@ -234,7 +234,7 @@ async def play(name: str, row: str) -> str:
 
 def table() -> dict[tuple[str, str], str]:
     """Return the cells of the page's table, by row and column."""
-    lines = PAGE.read_text().partition("| asked of it |")[2].partition("\n\n")[0].splitlines()
+    lines = PAGE.read_text().partition("| call |")[2].partition("\n\n")[0].splitlines()
     columns = [cell.strip() for cell in lines[0].strip(" |").split("|")]
     cells: dict[tuple[str, str], str] = {}
     for line in lines[2:]:
