@@ -305,6 +305,8 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         runner, context, waits = self._runner, self._parts.context, self._parts.waits
         ready, new, deadlines = self._ready, self._runq, self._deadlines
         calls, idempotent_calls, take = self._calls, self._idempotent_calls, self._take
+        message: Any = None  # trio's own, as the task
+        chosen: Any
         while not (self._is_over or calls or idempotent_calls):
             if not new and not ready and not runner.waiting_for_idle:
                 # If only sleepers of ours are due next, trio need not look for I/O before the jump.
@@ -324,19 +326,19 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             if scopes and scopes[0][0] <= now and deadlines.next_deadline() <= now:
                 break
             try:
-                task = take(ready)
+                chosen = take(ready)
             except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
                 self._failed(error)
                 self._error = error
                 break
-            if task is None:
+            if chosen is None:
                 break
-            context.task = task
-            send, sent = task._next_send_fn, task._next_send
-            task._next_send_fn = task._next_send = None
+            context.task = chosen
+            send, sent = chosen._next_send_fn, chosen._next_send
+            chosen._next_send_fn = chosen._next_send = None
             end: Outcome[object] | None = None
             try:
-                message = task.context.run(send, sent)
+                message = chosen.context.run(send, sent)
             except StopIteration as stop:
                 end = Value(stop.value)
             except BaseException as error:  # noqa: BLE001 - carried to the task's parent
@@ -344,23 +346,23 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
                 end = Error(error.with_traceback(traceback and traceback.tb_next))
                 del traceback  # or the frames that it holds would stay
             if end is not None:
-                runner.task_exited(task, end)
+                runner.task_exited(chosen, end)
             elif type(message) is waits:
-                task._schedule_points += 1
-                task._cancel_points += 1
-                task._abort_func = message.abort_func
-                if runner.ki_pending and task is runner.main_task:
-                    task._attempt_delivery_of_pending_ki()
-                if task._cancel_status.effectively_cancelled:
-                    task._attempt_delivery_of_any_pending_cancel()
+                chosen._schedule_points += 1
+                chosen._cancel_points += 1
+                chosen._abort_func = message.abort_func
+                if runner.ki_pending and chosen is runner.main_task:
+                    chosen._attempt_delivery_of_pending_ki()
+                if chosen._cancel_status.effectively_cancelled:
+                    chosen._attempt_delivery_of_any_pending_cancel()
             elif message is self._parts.yields:
-                task._schedule_points += 1
-                runner.reschedule(task)
+                chosen._schedule_points += 1
+                runner.reschedule(chosen)
             else:  # rare: trio receives the message once more, from a step of its own
-                task._next_send_fn = partial(_same, message)
-                self._places.append(task)
+                chosen._next_send_fn = partial(_same, message)
+                self._places.append(chosen)
                 return
-            task = message = end = sent = None  # or the newest error would stay
+            chosen = message = end = sent = None  # or the newest error would stay
         if self._is_over:
             self._ready = []
         else:
