@@ -29,7 +29,8 @@ __all__ = ["Effect", "EffectOwner"]
 class EffectOwner(Protocol):
     """The incarnation that an effect belongs to, as the effect sees it."""
 
-    context: Context
+    @property
+    def context(self) -> Context: ...
 
     @property
     def name(self) -> str: ...
