@@ -455,8 +455,9 @@ class LogPages:
     """Iterate over the records of a log above the seq `after`, by pages.
 
     `upto`: the last seq; None: to the end of the log. `epoch`: the conversation's when `upto` was
-    read as its head. If the log has fewer records than that, or one of a later epoch among them, it
-    was deleted since, and another was begun: then the iteration raises `ConversationDeleted`.
+    read as its head. With it, all pages are of one log: the iteration raises `ConversationDeleted`
+    if the log has fewer records than that, or one of a later epoch among them, or if a page does
+    not follow the one before. Then it was deleted since, and another was begun.
 
     The one way to read a log that may be long. Raises as `Journal.read` does. It holds nothing
     open, so an iteration may be left at any point (an async generator left half-way would wait for
@@ -477,6 +478,9 @@ class LogPages:
         self._after = after
         self._upto = upto
         self._epoch = epoch
+        # With an epoch: the last record of the page before. It is read again, since the first
+        # records of a log that was begun anew as a fork may have epochs as low.
+        self._last: list[StoredRecord] = []
 
     def __aiter__(self) -> Self:
         return self
@@ -485,9 +489,15 @@ class LogPages:
         limit = READ_PAGE if self._upto is None else min(READ_PAGE, self._upto - self._after)
         if limit <= 0:
             raise StopAsyncIteration
-        page = await self._journal.read(self._conversation_id, after=self._after, limit=limit)
-        if self._epoch is not None and (not page or page[-1].epoch > self._epoch):
-            raise ConversationDeleted(self._conversation_id)
+        known = len(self._last)
+        page = await self._journal.read(
+            self._conversation_id, after=self._after - known, limit=limit + known
+        )
+        if self._epoch is not None:
+            again, page = list(page[:known]), page[known:]
+            if again != self._last or not page or page[-1].epoch > self._epoch:
+                raise ConversationDeleted(self._conversation_id)
+            self._last = list(page[-1:])
         if not page:
             raise StopAsyncIteration
         self._after += len(page)

@@ -100,13 +100,15 @@ async def export_lines(
 
 async def _export_one(journal: Journal, name: str) -> AsyncIterator[str]:
     info = await journal.info(name)
+    # Read first: the pages are checked to be of the log that had this head.
+    rejections = await journal.rejections(name)
     async for page in LogPages(journal, name, upto=info.head, epoch=info.epoch):
         if page[0].seq == 1:
             head, is_unfinished = info.head, info.is_unfinished
             yield _dump({"conversation": name, "head": head, "is_unfinished": is_unfinished})
         for record in page:
             yield _record_line(record)
-    for rejection in await journal.rejections(name):
+    for rejection in rejections:
         facts = {
             "rejected_at": float(rejection.at),
             "violation": rejection.violation,

@@ -107,18 +107,29 @@ async def test_what_is_imported_is_exported_as_the_same_lines(
 
 
 class Replaced(MemoryJournal):
-    """A journal in which another process deletes "c" before the read that begins after a seq."""
+    """A journal in which another process deletes "c" before the read of what follows a seq."""
 
     at: int | None = None
     begun_anew: Sequence[Record] = ()
+    begun_as_fork_of: str | None = None
 
-    async def read(self, conversation_id: str, **place: int) -> Sequence[StoredRecord]:
-        if conversation_id == "c" and place.get("after") == self.at:
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        if conversation_id == "c" and self.at is not None and after + limit > self.at:
             self.at = None
             await self.delete("c", epoch=(await self.info("c")).epoch)
-            if self.begun_anew:
+            if self.begun_as_fork_of is not None:
+                await self.fork(
+                    self.begun_as_fork_of,
+                    "c",
+                    at=(await self.info(self.begun_as_fork_of)).head,
+                    records=self.begun_anew,
+                    is_unfinished=False,
+                )
+            elif self.begun_anew:
                 await write(self, "c", self.begun_anew)
-        return await super().read(conversation_id, **place)
+        return await super().read(conversation_id, after=after, limit=limit)
 
 
 @pytest.mark.parametrize("length", [0, 1, 5])
@@ -146,6 +157,36 @@ async def test_an_export_never_goes_on_with_the_log_of_a_later_conversation(leng
 
         with pytest.raises(ConversationDeleted):
             await lines_of(journal)
+
+
+async def test_an_export_never_goes_on_with_a_fork_that_took_the_name() -> None:
+    """Its first records are as old as those of the log that was deleted, and have epochs as low."""
+    async with Replaced() as journal:
+        await write(journal, "d", [make_record(f"d{n}") for n in range(READ_PAGE + 9)])
+        await write(journal, "c", [make_record(f"c{n}") for n in range(READ_PAGE + 1)])
+        journal.begun_as_fork_of, journal.begun_anew = "d", [make_record("new")]
+        journal.at = READ_PAGE
+
+        with pytest.raises(ConversationDeleted):
+            await lines_of(journal, ["c"])
+
+
+class Rerejected(MemoryJournal):
+    """A journal in which "c" is deleted and begun anew before its rejected events are read."""
+
+    async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
+        await self.delete("c", epoch=(await self.info("c")).epoch)
+        await write(self, "c", [make_record("new")])
+        new = Rejection(4e9, "v", "r", b"{}")
+        await self.reject("c", [new], epoch=(await self.info("c")).epoch)
+        return await super().rejections(conversation_id)
+
+
+async def test_an_export_never_has_the_rejected_events_of_a_later_conversation() -> None:
+    async with Rerejected() as journal:
+        await write(journal, "c", [make_record(f"c{n}") for n in range(3)])
+
+        assert len(await lines_of(journal)) == 1
 
 
 @pytest.mark.parametrize("keep_users", [False, True])
