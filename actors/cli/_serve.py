@@ -402,7 +402,8 @@ def _load_agent(place: str) -> Agent:
     try:
         module = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
     except FileNotFoundError as error:
-        fail(UNUSABLE, f"{name} cannot be loaded: {error.filename} does not exist")
+        said = f"{error.filename} does not exist" if error.filename else str(error)
+        fail(UNUSABLE, f"{name} cannot be loaded: {said}")
     except (ImportError, OSError, SyntaxError) as error:
         fail(UNUSABLE, f"{name} cannot be loaded: {error}")
     except Exception as error:  # noqa: BLE001 - whatever the module raises
@@ -444,8 +445,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        # Not its `strerror`: Python repeats the address there.
-        said = os.strerror(error.errno) if error.errno else str(error)
+        said = (error.strerror or str(error)).partition(" (while ")[0]  # Python adds the address
         other = "; `--port` takes another port" if error.errno == errno.EADDRINUSE else ""
         fail(UNUSABLE, f"cannot listen on {host}:{port}: {said}{other}")
     # Connections inherit this option. Without it, the first piece of an answer waits until the

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
@@ -48,6 +49,23 @@ def test_a_port_that_is_in_use_is_told_once_with_the_option(
         _listen("127.0.0.1", port := other.getsockname()[1])
 
     said = f"cannot listen on 127.0.0.1:{port}: Address already in use; `--port` takes another port"
+    assert capsys.readouterr().err == f"turnkeeper: {said}\n"
+
+
+def test_a_host_without_an_address_is_told_as_such(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error has a number that is none of the system's."""
+
+    def look_up(*_: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket.socket, "bind", look_up)
+
+    with pytest.raises(typer.Exit):
+        _listen("nowhere", 8080)
+
+    said = "cannot listen on nowhere:8080: Name or service not known"
     assert capsys.readouterr().err == f"turnkeeper: {said}\n"
 
 
@@ -95,6 +113,8 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
     [
         ("x = (\n", "cannot be loaded: '(' was never closed (broken.py, line 1)"),
         ("rate = 1 / 0\n", "cannot be loaded: ZeroDivisionError: division by zero"),
+        ("open('/no/rates')\n", "cannot be loaded: /no/rates does not exist"),
+        ("raise FileNotFoundError('no rates')\n", "cannot be loaded: no rates"),
     ],
 )
 def test_a_module_that_fails_is_told_without_the_frames_of_the_command_line(
