@@ -98,7 +98,7 @@ _LOG_PAGES_LONG = 2_000
 
 _REST_PAUSE_S = 0.25  # without a job, before deletions are finished and new records are indexed
 _INDEX_LAG_S_MAX = 1.0
-_INDEX_RETRY_S = 10.0
+_RETRY_S = 10.0  # after an error, or beside a reader that is in the way
 
 # Appends go in through a temporary view with a trigger, so that one statement does all of it: the
 # last row of an append checks epoch, head and generation and moves the tail, and each row writes an
@@ -219,7 +219,7 @@ class SQLiteWriter:
         self.now_us = 0
         self._generation = self._take_generation(owner)
         self.guard = FileGuard(path, connection)
-        self._checked_at = ports.monotonic()
+        self._checked_at = self._erases_at = ports.monotonic()
         connection.executescript(_INCOMING.replace("{generation}", str(self._generation)))
         # No other process adds rows as long as the generation is ours. The newest rows may have
         # been deleted since the index looked at them.
@@ -261,10 +261,11 @@ class SQLiteWriter:
         has_worked, self._has_worked = self._has_worked, False
         if has_worked and not self._is_index_late():
             return _REST_PAUSE_S
-        if self.is_erasing:
+        if self.is_erasing and self._ports.monotonic() >= self._erases_at:
             self._finish_erasing()
             return 0.0
-        return self._index_more()
+        pause_s = self._index_more() if self._is_searching else None
+        return _RETRY_S if pause_s is None and self.is_erasing else pause_s
 
     def _is_index_late(self) -> bool:
         since = self._behind_since
@@ -281,7 +282,7 @@ class SQLiteWriter:
                 journal=str(self._path),
                 error=type(job.refusal).__name__,
             )
-            return _INDEX_RETRY_S
+            return _RETRY_S
         if job.settled:
             return self._ports.monotonic() - began
         self._behind_since = None
@@ -376,9 +377,17 @@ class SQLiteWriter:
                 job: Job[bool] = Change(SQLiteWriter.merge_slice)
                 self._change_alone(cast("Job[object]", job))
                 if job.refusal is not None or not job.settled:
-                    self.is_erasing = False
-                    self.guard.erase()
+                    # A reader may be in the way, another process may hold the lock, or the disk
+                    # may be full.
+                    self.is_erasing = (
+                        isinstance(job.refusal, JournalUnavailable)
+                        or not self._damaged.issuperset(erasures(self.connection))
+                        or not self.guard.erase()
+                    )
+                    if self.is_erasing:
+                        self._erases_at = self._ports.monotonic() + _RETRY_S
         except Exception as error:  # noqa: BLE001 - of any kind; no caller waits for it
+            self._erases_at = self._ports.monotonic() + _RETRY_S
             self._abandon((), error, is_known=True)
 
     def _change_alone(self, job: Job[object]) -> None:

@@ -7,6 +7,8 @@ The next owner has nothing else to do: no commit of its own is due in which it c
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,14 @@ class Copies:
         self.made.append(place / "chats.db")
 
 
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def read(self) -> float:
+        return self.now
+
+
 async def write(journal: SQLiteJournal, name: str, text: str) -> int:
     claim = await journal.claim(name)
     records = [encode_record(UserMessageEvent(content=f"{text} {n}")) for n in range(RECORDS)]
@@ -56,15 +66,13 @@ async def write(journal: SQLiteJournal, name: str, text: str) -> int:
     return claim.epoch
 
 
-def rest(path: Path, *, is_searching: bool) -> None:
-    """Open the file as its next owner, and let it rest until it has nothing more to do."""
+def next_owner(path: Path, *, is_searching: bool = False, clock: Clock) -> SQLiteWriter:
     left = log_bytes(path)
-    connection = open_for_writing(path, synchronous="NORMAL", busy_wait_s=1)
-    owner = SQLiteWriter(
-        connection,
+    return SQLiteWriter(
+        open_for_writing(path, synchronous="NORMAL", busy_wait_s=0),
         path=path,
         owner="the next owner",
-        ports=Ports(),
+        ports=Ports(monotonic=clock.read),
         failpoint=lambda _boundary: None,
         tails_max=100,
         rejection_age_s_max=1e9,
@@ -73,25 +81,26 @@ def rest(path: Path, *, is_searching: bool) -> None:
         on_closed=lambda error: pytest.fail(f"closed for writing: {error}"),
         on_log_bytes=lambda _bytes: None,
     )
+
+
+def rest(owner: SQLiteWriter, clock: Clock) -> float | None:
+    """Let an owner rest until it waits for seconds, or has nothing more to do."""
     for _ in range(1_000):
-        if owner.rest() is None:
-            break
-    else:
-        pytest.fail("it goes on for ever")
-    # Looked for before it closes: closing removes the log.
-    for end in ("", "-wal"):
-        is_left = SECRET.encode() in Path(f"{path}{end}").read_bytes()
-        assert not is_left, f"in chats.db{end}"
-    owner.close()
+        pause_s = owner.rest()
+        if pause_s is None or pause_s > 1:
+            return pause_s
+        clock.now += pause_s
+    pytest.fail("it goes on for ever")
 
 
-@pytest.mark.parametrize("is_searching", [False, True], ids=["", "searching"])
-async def test_an_owner_with_nothing_to_do_finishes_the_deletion_of_one_that_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_searching: bool
-) -> None:
-    monkeypatch.setattr(erasure, "_RECORDS_MAX", 5)
-    path = tmp_path / "chats.db"
-    copies = Copies(path, tmp_path)
+def has_secret(path: Path) -> bool:
+    return any(SECRET.encode() in Path(f"{path}{end}").read_bytes() for end in ("", "-wal"))
+
+
+async def delete(folder: Path) -> list[Path]:
+    """Delete a conversation; return the copies of the file that were made meanwhile."""
+    path = folder / "chats.db"
+    copies = Copies(path, folder)
     async with SQLiteJournal(path, search=True, failpoint=copies.passed) as journal:
         await write(journal, "other", "kept")
         epoch = await write(journal, "doomed", SECRET)
@@ -102,11 +111,46 @@ async def test_an_owner_with_nothing_to_do_finishes_the_deletion_of_one_that_was
         copies.is_copying = True
         await journal.delete("doomed", epoch=epoch)
         copies.is_copying = False
+    return copies.made
 
-    assert len(copies.made) > RECORDS / 5 + 1
-    for copy in copies.made:
-        rest(copy, is_searching=is_searching)
+
+@pytest.mark.parametrize("is_searching", [False, True], ids=["", "searching"])
+async def test_an_owner_with_nothing_to_do_finishes_the_deletion_of_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_searching: bool
+) -> None:
+    monkeypatch.setattr(erasure, "_RECORDS_MAX", 5)
+    copies = await delete(tmp_path)
+
+    assert len(copies) > RECORDS / 5 + 1
+    for copy in copies:
+        owner = next_owner(copy, is_searching=is_searching, clock=(clock := Clock()))
+        assert rest(owner, clock) is None
+        assert not has_secret(copy)  # looked for before it closes: closing removes the log
+        owner.close()
         assert verify(copy).problems == ()
         async with SQLiteJournal(copy) as journal:
             assert [info.conversation_id for info in await journal.list()] == ["other"]
             assert len(await read_all(journal, "other")) == RECORDS
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"], ids=["reader", "writer"])
+async def test_an_owner_finishes_a_deletion_once_the_process_in_its_way_has_left(
+    tmp_path: Path, begin: str
+) -> None:
+    copy = (await delete(tmp_path))[-1]
+    owner = next_owner(copy, clock=(clock := Clock()))
+    other = sqlite3.connect(copy, isolation_level=None)
+    other.execute(begin)
+    other.execute("SELECT generation FROM journal").fetchone()
+
+    pause_s = rest(owner, clock)
+
+    assert pause_s is not None
+    assert has_secret(copy)
+
+    other.close()
+    clock.now += pause_s
+
+    assert rest(owner, clock) is None
+    assert not has_secret(copy)
+    owner.close()
