@@ -63,6 +63,9 @@ LINE_LENGTH_MAX = PAYLOAD_BYTES_MAX // 2 * 3
 
 _FORMAT = 1
 _APPENDED_AT_ONCE = 256
+_APPENDED_BYTES = 8 << 20
+"""An append takes as many records, or as many as reach so many bytes: PostgreSQL takes less than
+1 GiB in a statement, and files of some MiB are usual."""
 _TIME_MAX = 253_402_300_800.0  # the year 10000
 
 
@@ -300,6 +303,7 @@ class _Lines:
     def records(self, head: int) -> Iterator[list[Record]]:
         """Yield the records of the current conversation, a batch at a time."""
         batch: list[Record] = []
+        size = 0
         for seq in range(1, head + 1):
             line = self._ahead or {}
             match line:
@@ -310,12 +314,13 @@ class _Lines:
                     if kind == CHANGE_KIND and not self._keep_users:
                         payload = _without_owner(payload)
                     batch.append(Record(event_id, kind, payload, line.get("message_id")))
+                    size += len(payload)
                 case _:
                     raise self._refusal(f"the record with seq {seq} of {head} should be here")
             self._advance()
-            if len(batch) == _APPENDED_AT_ONCE:
+            if len(batch) == _APPENDED_AT_ONCE or size >= _APPENDED_BYTES:
                 yield batch
-                batch = []
+                batch, size = [], 0
         if batch:
             yield batch
 

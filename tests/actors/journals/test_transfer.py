@@ -27,6 +27,7 @@ from turnkeeper.actors.journal import (
     READ_PAGE,
     Deletion,
     Journal,
+    Listing,
     Record,
     Rejection,
     StoredRecord,
@@ -104,6 +105,50 @@ async def test_what_is_imported_is_exported_as_the_same_lines(
     assert [one.payload for one in await journal.read('alice,"event":')] == list(PAYLOADS)
     assert dict(await journal.find_messages('alice,"event":', ["m1", "m2"])) == {"m1": 2}
     assert (await journal.info('alice,"event":')).is_unfinished
+
+
+class Counting(MemoryJournal):
+    """A journal that notes how many records each append has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appended: list[int] = []
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+        listing: Listing | None = None,
+    ) -> Sequence[int]:
+        self.appended.append(len(records))
+        return await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+            listing=listing,
+        )
+
+
+async def test_an_import_appends_a_bounded_number_of_bytes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It read 256 records at once, which were more than a database takes if they had files."""
+    monkeypatch.setattr(transfer, "_APPENDED_BYTES", 100)
+    async with MemoryJournal() as journal, Counting() as other:
+        payloads = [b'"%s"' % (b"x" * size) for size in (10, 20, 100, 500, 1, 1)]
+        await write(journal, "c", [Record(f"c{n}", "note", one) for n, one in enumerate(payloads)])
+        lines = await lines_of(journal)
+
+        await import_lines(other, lines)
+
+        assert other.appended == [3, 1, 2]
+        assert await lines_of(other) == lines
 
 
 class Replaced(MemoryJournal):
