@@ -53,8 +53,16 @@ class Actor(Generic[M]):
     supervision: ClassVar[Supervision] = Supervision()
     """How this actor supervises the children that it spawns."""
 
-    context: ActorContext
-    """Set by the runtime before `on_start`."""
+    _incarnation: Incarnation  # `bind` sets it, before `on_start`
+
+    @property
+    def context(self) -> ActorContext:
+        """The actor's access to the runtime, from `on_start` on.
+
+        It is made for each use. One that stayed would be one more object of each actor at rest for
+        the garbage collector to look at.
+        """
+        return ActorContext(self._incarnation)
 
     def receive(self, message: M) -> object:
         """Handle one message and return the reply."""
@@ -238,9 +246,9 @@ def _ref_to(cell: Cell) -> Ref[Any]:
 
 
 def bind(actor: Hooks, life: Incarnation) -> None:
-    """Give an actor its context."""
+    """Give an actor its incarnation, to which its context belongs."""
     assert isinstance(actor, Actor), f"{life.name} is made by a factory that returns no Actor"
-    actor.context = ActorContext(life)
+    actor._incarnation = life  # noqa: SLF001 - of this module
 
 
 def traits_of(kind: type[Hooks]) -> Traits:

@@ -29,7 +29,7 @@ class Makers:
     """The functions that make objects of classes above the cell."""
 
     bind: Callable[[Hooks, Incarnation], None]
-    """Gives an actor its context."""
+    """Gives an actor its incarnation."""
     traits: Callable[[type[Hooks]], Traits]
 
 

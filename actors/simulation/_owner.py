@@ -296,6 +296,18 @@ class _Context(ActorContext):
         return effect
 
 
+class _Owner(ConversationActor):
+    """The owner of one process, with that process in place of the runtime."""
+
+    def __init__(self, process: _Process) -> None:
+        super().__init__(_NAME, process.setup)
+        self._process = process
+
+    @property
+    def context(self) -> _Context:
+        return _Context(self._process)
+
+
 class _Subscriptions(Subscriptions):
     """Stands in for the readers of one process: checks everything that readers would get."""
 
@@ -403,8 +415,7 @@ class _Process:
         faults = self.world.faults
         try:
             if owner is None:
-                owner = ConversationActor(_NAME, self.setup)
-                owner.context = _Context(self)
+                owner = _Owner(self)
                 await owner.on_start()
                 self.owner = owner
             mail, self.mail = self.mail, []
