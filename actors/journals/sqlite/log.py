@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ...errors import CorruptLog
@@ -66,6 +67,12 @@ class Tail:
             f"{self.tip} {self.forked_at} {int(self.is_unfinished)} {self.updated_us}"
         )
         return crc32(facts.encode())
+
+
+# Any: the fields of a `Tail`, in their order. `Tail(*packed)` makes it again.
+PackedTail: TypeAlias = tuple[Any, ...]
+
+pack_tail: Callable[[Tail], PackedTail] = attrgetter(*(each.name for each in fields(Tail)))
 
 
 def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail:

@@ -73,11 +73,13 @@ from .listings import (
     store_listing,
 )
 from .log import (
+    PackedTail,
     Tail,
     empty_tail,
     find_events,
     find_messages,
     find_record,
+    pack_tail,
     prefix_of,
     read_records,
     read_tail,
@@ -202,10 +204,12 @@ class SQLiteWriter:
         self._on_closed = on_closed
         self._on_log_bytes = on_log_bytes
         self._closed_by: Exception | None = None
-        # The least recently loaded tail is dropped first. `_touched` names the tails that the
-        # current transaction changed.
-        self._tails: OrderedDict[str, Tail] = OrderedDict()
-        self._touched: set[str] = set()
+        # The tails as of the last commit; the least recently loaded is dropped first. They are
+        # packed: there is one of each active conversation, and the garbage collector passes over
+        # tuples of numbers and texts.
+        self._tails: OrderedDict[str, PackedTail] = OrderedDict()
+        # The tails that the current group has loaded, and may have changed.
+        self._loaded: dict[str, Tail] = {}
         # Rows of appends that are decided but not yet passed to SQLite, and the listings that go
         # with some of them, by their places.
         self._rows: list[tuple[object, ...]] = []
@@ -411,7 +415,7 @@ class SQLiteWriter:
     # --- the transaction --------------------------------------------------------------------------
 
     def _begin_group(self) -> None:
-        self._touched.clear()
+        self._loaded.clear()
         self._drop_gathered()
         self.now_us = int(self._ports.now() * 1_000_000)
 
@@ -438,7 +442,7 @@ class SQLiteWriter:
                 return self._forget()
             # The statement is its own commit, so its outcome is unknown.
             self._abandon(jobs, error, is_known=False)
-        self._trim_tails()
+        self._keep_tails()
         return True
 
     def _transact(
@@ -462,18 +466,23 @@ class SQLiteWriter:
             self._failpoint("committed")
         except Exception as error:  # noqa: BLE001 - of any kind
             self._abandon(jobs, error, is_known=False)
-        self._trim_tails()
+        self._keep_tails()
         return True
 
-    def _trim_tails(self) -> None:
+    def _keep_tails(self) -> None:
+        """Keep the tails of a group that was committed; after a failure there are none."""
+        for name, tail in self._loaded.items():
+            self._tails[name] = pack_tail(tail)
+        self._loaded.clear()
         while len(self._tails) > self._tails_max:
             self._tails.popitem(last=False)
 
     def _forget(self) -> bool:
-        """Drop the gathered rows and the tails they changed; return False."""
+        """Drop the gathered rows and the tails of their conversations; return False."""
         self._drop_gathered()
-        for name in self._touched:
+        for name in self._loaded:
             self._tails.pop(name, None)
+        self._loaded.clear()
         return False
 
     def _roll_back(self) -> None:
@@ -683,7 +692,6 @@ class SQLiteWriter:
         listing: Listing | None,
     ) -> Sequence[int]:
         """Decide one append: gather its rows and advance its tail."""
-        self._touched.add(tail.name)
         before = seq = tail.head
         upto = before + len(records)
         log, epoch, mark, last = tail.log, tail.epoch, tail.tip, tail.last
@@ -735,17 +743,22 @@ class SQLiteWriter:
 
     def load(self, name: str) -> Tail | None:
         """Return the tail of a conversation, checked when it is read, or None."""
-        tail = self._tails.get(name)
-        if tail is None:
+        tail = self._loaded.get(name)
+        if tail is not None:
+            return tail
+        packed = self._tails.get(name)
+        if packed is not None:
+            tail = Tail(*packed)
+        else:
             tail = read_tail(self.connection, name)
-            if tail is not None:
-                prefix_of(self.connection, tail)  # checked before its log is appended to
-                self._tails[name] = tail
+            if tail is None:
+                return None
+            prefix_of(self.connection, tail)  # checked before its log is appended to
+        self._loaded[name] = tail
         return tail
 
     def store(self, tail: Tail) -> None:
         """Write a conversation's row; appends write theirs by the trigger instead."""
-        self._touched.add(tail.name)
         facts = (
             tail.incarnation,
             tail.log,
@@ -770,7 +783,7 @@ class SQLiteWriter:
                 "RETURNING id",
                 (tail.name, *facts),
             ).fetchone()
-        self._tails[tail.name] = tail
+        self._loaded[tail.name] = tail
 
     def claim(self, name: str) -> Claim:
         """Take the next epoch of a conversation, creating it if it does not exist."""
