@@ -143,16 +143,17 @@ async def test_an_append_that_waits_for_its_commit_holds_no_more_objects_than_we
     anyio_backend: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     recorded = OBJECTS[recorded_for(anyio_backend[0])]
-    may_commit = threading.Event()
+    may_commit, is_waiting = threading.Event(), threading.Event()
     may_commit.set()
 
     def wait_to_commit(_: str) -> None:
+        is_waiting.set()
         may_commit.wait()
 
     journal = SQLiteJournal(tmp_path / "chats.db", failpoint=wait_to_commit)
     async with Conversations(silent, journal=journal) as opened:
         conversations = [opened[f"c{number}"] for number in range(WAITING)]
-        await append_each(conversations, 2)
+        await append_each([opened["first"], *conversations], 2)
         start = anyio.Event()
 
         async def append(conversation: Conversation) -> None:
@@ -164,12 +165,17 @@ async def test_an_append_that_waits_for_its_commit_holds_no_more_objects_than_we
                 group.start_soon(append, conversation)
             await anyio.wait_all_tasks_blocked()
             may_commit.clear()
+            is_waiting.clear()
+            # With this one the writer is busy: it has looked at none of those that are counted.
+            group.start_soon(append_each, [opened["first"]], 1)
             gc.collect()
             gc.disable()
             try:
+                while not is_waiting.is_set():
+                    await anyio.lowlevel.checkpoint()
                 before = len(gc.get_objects())
                 start.set()
-                while journal._writer._queued_items < WAITING:
+                while journal._writer._queued_items < WAITING + 1:
                     await anyio.lowlevel.checkpoint()
                 objects = (len(gc.get_objects()) - before) / WAITING
             finally:
