@@ -190,7 +190,6 @@ class ConversationActor(Actor[Command | Query]):
     _working: WorkingState
 
     # The committed state, for readers and effects; `_show_state` sets it after each commit.
-    view: View
     recently_seen: Sequence[SeenEvent | LLMConvertibleEvent]
     metrics: Metrics
     steps: int
@@ -201,6 +200,8 @@ class ConversationActor(Actor[Command | Query]):
     def __init__(self, conversation_id: str, setup: Setup) -> None:
         self._conversation_id = conversation_id
         self._setup = setup
+        self._view: View | None = None
+        """Made when it is first asked for after a commit: `view` returns it."""
         self._agent_effect: Effect | None = None
         self._agent_of = ""
         """The turn that the agent's effect runs for."""
@@ -316,6 +317,10 @@ class ConversationActor(Actor[Command | Query]):
     def _decide(self, batch: Sequence[Taken]) -> Sequence[Taken]:
         """Decide each command in turn, and return those that this batch answers, in order."""
         self._working.draining = self._setup.drain.messages
+        if self._agent_effect is not None or self._condenser_effect is not None:
+            # Invariant: effects see the committed view. From here until the commit, which waits,
+            # the working state is ahead of it.
+            self._view = self.view
         decided: list[Taken] = []
         turns = self._working.state.turns
         for taken in batch:
@@ -511,7 +516,7 @@ class ConversationActor(Actor[Command | Query]):
         """Show the working state, which is committed now, to queries and effects."""
         state = self._working.state
         turns = state.turns
-        self.view = state.view
+        self._view = None
         self._seq = state.seq
         self._running = running = turns.running
         self._is_wanted = turns.has_work
@@ -585,7 +590,7 @@ class ConversationActor(Actor[Command | Query]):
         """Start to write a snapshot if one is due; they are rare enough to cost an event O(1)."""
         state = self._working.state
         new = state.seq - self._snapshot_seq
-        if new < self._setup.limits.snapshot_events or new < len(self.view):
+        if new < self._setup.limits.snapshot_events or new < len(state.admission.events):
             return
         if self._snapshot_effect is None or self._snapshot_effect.is_done:
             self._snapshot_seq = state.seq
@@ -897,6 +902,13 @@ class ConversationActor(Actor[Command | Query]):
         return found[::-1] if found and found[-1].seq == seq + 1 else ()
 
     # --- for the running turn: `TurnOwner` -------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """The committed view. Only effects ask for it; most owners at rest have none."""
+        if self._view is None:
+            self._view = self._working.state.view
+        return self._view
 
     @property
     def ref(self) -> Ref[Command | Query]:

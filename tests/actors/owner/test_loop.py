@@ -15,6 +15,8 @@ from turnkeeper.actors import (
     Conversations,
     Duplicate,
     MemoryJournal,
+    TurnContext,
+    agent,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.commands import Append as AppendCommand
@@ -110,6 +112,37 @@ async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
             assert len(replies) == 3
             assert replies["first"] == replies["again"]
             group.cancel_scope.cancel()
+
+
+async def test_an_agent_sees_the_committed_view_while_a_commit_waits() -> None:
+    """It asks for the first time when the working state is ahead of the log already."""
+    journal, may_look, has_looked = GatedJournal(), anyio.Event(), anyio.Event()
+    seen: list[int] = []
+
+    @agent
+    async def looks(turn: TurnContext) -> None:
+        await may_look.wait()
+        seen.append(len(turn.view))
+        has_looked.set()
+        await journal.gate.wait()
+        await settle()
+        seen.append(len(turn.view))
+
+    # `verify` would ask for each view at its commit.
+    async with Conversations(looks, journal=journal, verify="off") as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("look")
+        await settle()
+        journal.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(chat.append, UserMessageEvent(content="by hand"))
+            await journal.waiting.wait()
+            may_look.set()
+            await has_looked.wait()
+            journal.gate.set()
+        await turn.end()
+
+    assert seen == [1, 2]
 
 
 async def test_an_agent_whose_turn_its_own_batch_has_ended_never_runs() -> None:
