@@ -225,7 +225,7 @@ class AsyncioScheduler(Scheduler[_Lane]):
         if not self._ready:
             return None
         try:
-            lane = self._take(self._ready)
+            lane = self._take()
         except Exception as error:
             self._failed(error)
             raise

@@ -42,6 +42,8 @@ __all__ = ["TrioScheduler", "find_trio_parts"]
 
 _REAL_WAIT_S = 3_600.0
 """How long trio may wait for I/O when something other than the clock will wake a task."""
+_STEPS_AT_ONCE_MAX = 256
+"""The most steps until trio looks for I/O and for deadlines once more."""
 
 
 _PARTS_OF_A_TASK = (
@@ -305,28 +307,28 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         runner, context, waits = self._runner, self._parts.context, self._parts.waits
         ready, new, deadlines = self._ready, self._runq, self._deadlines
         calls, idempotent_calls, take = self._calls, self._idempotent_calls, self._take
-        message: Any = None  # trio's own, as the task
+        message: Any  # trio's own, as the task
         chosen: Any
-        while not (self._is_over or calls or idempotent_calls):
-            if not new and not ready and not runner.waiting_for_idle:
-                # If only sleepers of ours are due next, trio need not look for I/O before the jump.
-                due = self._next_wake_up()
-                if due < deadlines.next_deadline():
-                    self._jump(due)
+        end: Outcome[object] | None
+        # Time jumps if nothing can run, and to the first deadline at most. So a deadline that has
+        # passed was set since; trio, too, looks for such a one only now and then.
+        for _ in range(_STEPS_AT_ONCE_MAX):
+            if self._is_over or calls or idempotent_calls:
+                break
             if new:
                 if len(new) == 1:
                     ready.append(new.popleft())
                 else:
                     self._collect()
-            if not ready:
-                break
-            scopes = deadlines._heap  # trio replaces the list
-            now = self._now
-            # The first may be of a scope that has ended, which `next_deadline` drops.
-            if scopes and scopes[0][0] <= now and deadlines.next_deadline() <= now:
-                break
+            elif not ready:
+                # If only sleepers of ours are due next, trio need not look for I/O before the jump.
+                due = self._next_wake_up()
+                if runner.waiting_for_idle or due >= deadlines.next_deadline():
+                    break
+                self._jump(due)
+                self._collect()
             try:
-                chosen = take(ready)
+                chosen = take()
             except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
                 self._failed(error)
                 self._error = error
@@ -336,7 +338,6 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             context.task = chosen
             send, sent = chosen._next_send_fn, chosen._next_send
             chosen._next_send_fn = chosen._next_send = None
-            end: Outcome[object] | None = None
             try:
                 message = chosen.context.run(send, sent)
             except StopIteration as stop:
@@ -345,23 +346,24 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
                 traceback = error.__traceback__
                 end = Error(error.with_traceback(traceback and traceback.tb_next))
                 del traceback  # or the frames that it holds would stay
-            if end is not None:
-                runner.task_exited(chosen, end)
-            elif type(message) is waits:
-                chosen._schedule_points += 1
-                chosen._cancel_points += 1
-                chosen._abort_func = message.abort_func
-                if runner.ki_pending and chosen is runner.main_task:
-                    chosen._attempt_delivery_of_pending_ki()
-                if chosen._cancel_status.effectively_cancelled:
-                    chosen._attempt_delivery_of_any_pending_cancel()
-            elif message is self._parts.yields:
-                chosen._schedule_points += 1
-                runner.reschedule(chosen)
-            else:  # rare: trio receives the message once more, from a step of its own
-                chosen._next_send_fn = partial(_same, message)
-                self._places.append(chosen)
-                return
+            else:
+                if type(message) is waits:
+                    chosen._schedule_points += 1
+                    chosen._cancel_points += 1
+                    chosen._abort_func = message.abort_func
+                    if runner.ki_pending and chosen is runner.main_task:
+                        chosen._attempt_delivery_of_pending_ki()
+                    if chosen._cancel_status.effectively_cancelled:
+                        chosen._attempt_delivery_of_any_pending_cancel()
+                elif message is self._parts.yields:
+                    chosen._schedule_points += 1
+                    runner.reschedule(chosen)
+                else:  # rare: trio receives the message once more, from a step of its own
+                    chosen._next_send_fn = partial(_same, message)
+                    self._places.append(chosen)
+                    return
+                continue
+            runner.task_exited(chosen, end)
             chosen = message = end = sent = None  # or the newest error would stay
         if self._is_over:
             self._ready = []
@@ -376,7 +378,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
 
     def _place_next(self) -> None:
         try:
-            task = self._take(self._ready)
+            task = self._take()
         except Exception as error:
             self._runq.extend(self._ready)
             self._failed(error)

@@ -8,10 +8,12 @@ tape leads to the same `trace`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -32,7 +34,6 @@ _PCT_CHANGES = 3
 _PCT_RUN_MAX = 64
 """How often in a row the highest priority may run past others. A task that waits by yielding would
 otherwise starve the task that it waits for."""
-_MASK = (1 << 64) - 1
 _CLEAN_UP_STEPS_MAX = 200_000
 
 
@@ -87,9 +88,6 @@ class Scheduler(ABC, Generic[Entry]):
         self._policy = policy
         self._steps_max = steps_max
         self._strike = strike
-        self._draw = tape.draw
-        self._is_plain = tape.is_played or policy == "random"
-        """True if the tape chooses the next entry, with no policy of ours."""
         self._native_cancels = native_cancels
         self.simulation: Simulation | None = None
         self.story: Story | None = None
@@ -100,12 +98,16 @@ class Scheduler(ABC, Generic[Entry]):
         self.looks_at: float = math.inf
         self.ended_at_s = 0.0
         self.node_steps: dict[str, int] = {}
-        self._trace = 0
+        self._trace: list[int] = []
+        """The numbers of the entries that took a step, and of the texts among them."""
         self._ready: list[Entry] = []
         self._known: dict[Entry, tuple[int, Node | None]] = {}
         """Each entry's number, in the order in which they were first chosen, and the node whose
         code it runs. The number stands for the entry in the trace.
         """
+        self._takes = self._taken()
+        self._take: Callable[[], Entry | None] = self._takes.__next__
+        """Takes the entry that runs next out of `_ready`; None if none of them may run."""
         self._scope: anyio.CancelScope | None = None
         self._is_over = False
         self._clean_up_steps = 0
@@ -165,7 +167,7 @@ class Scheduler(ABC, Generic[Entry]):
 
     @property
     def trace(self) -> str:
-        return f"{self._trace:016x}"
+        return hashlib.blake2b(array("Q", self._trace).tobytes(), digest_size=8).hexdigest()
 
     def tasks(self) -> list[tuple[object, str, object]]:
         """Return the tasks of all that is alive, with their names and coroutines."""
@@ -178,7 +180,7 @@ class Scheduler(ABC, Generic[Entry]):
     def traced(self, text: str) -> None:
         """Make a text part of the trace."""
         if not self._is_over:
-            self._trace = (self._trace * 1_000_003 ^ zlib.crc32(text.encode())) & _MASK
+            self._trace.append(zlib.crc32(text.encode()))
 
     def begin(self, scope: anyio.CancelScope) -> None:
         """Begin the world; cancelling this scope ends it."""
@@ -207,6 +209,7 @@ class Scheduler(ABC, Generic[Entry]):
     def forget(self) -> None:
         """Drop the world and its tasks, most of which then need no collector."""
         self.simulation = None
+        self._takes.close()
         self._known.clear()
 
     def release(self, node: Node) -> None:
@@ -221,47 +224,50 @@ class Scheduler(ABC, Generic[Entry]):
 
     # --- one step --------------------------------------------------------------------------------
 
-    def _take(self, ready: list[Entry]) -> Entry | None:
-        """Take the entry that runs next out of `ready`; None if none of them may run."""
-        # This runs before every step: it avoids calls at the price of some length.
+    def _taken(self) -> Generator[Entry | None]:
+        """Yield the entry that runs next, before each step; see `_take`."""
+        # This runs before every step. So it keeps what stays the same in a run, and avoids calls.
         simulation = self.simulation
         assert simulation is not None, "a scheduler takes steps inside a run"
-        story = self.story
-        if story is not None:
-            story.step_ends()
-        if self.steps >= self.looks_at:
-            self.look()
-        for check in simulation.checks:
-            check()
-        while ready:
-            count = len(ready)
-            if count == 1:
-                place = 0
-                entry = ready.pop()
-            else:
-                chosen = None if self._is_plain else self._place(ready)
-                place = self._draw("task", count, chosen)
-                entry = ready.pop(place)
-            try:
-                number, node = self._known[entry]
-            except KeyError:
-                number, node = self._know(entry)
-            if node is not None:
-                if node.is_crashed or node.is_frozen:
-                    node.held.append(entry)
-                    continue
-                node.steps += 1
-                if self._strike is not None and self._is_struck(node, entry):
-                    node.held.append(entry)
-                    continue
-            self.steps = steps = self.steps + 1
-            self._trace = (self._trace * 1_000_003 ^ number) & _MASK
+        story, strike, checks = self.story, self._strike, simulation.checks
+        ready, known, traced = self._ready, self._known, self._trace.append
+        place_of, steps_max, steps = self._chooser(), self._steps_max, 0
+        while True:
             if story is not None:
-                story.step_begins(*self._seen(entry), place)
-            if steps >= self._steps_max:
-                self._over_budget()
-            return entry
-        return None
+                story.step_ends()
+            if steps >= self.looks_at:
+                self.look()
+            for check in checks:
+                check()
+            taken = None
+            while ready:
+                if len(ready) == 1:
+                    place = 0
+                    entry = ready.pop()
+                else:
+                    place = place_of(ready)
+                    entry = ready.pop(place)
+                try:
+                    number, node = known[entry]
+                except KeyError:
+                    number, node = self._know(entry)
+                if node is not None:
+                    if node.is_held:
+                        node.held.append(entry)
+                        continue
+                    node.steps += 1
+                    if strike is not None and self._is_struck(node, entry):
+                        node.held.append(entry)
+                        continue
+                taken = entry
+                self.steps = steps = steps + 1
+                traced(number)
+                if story is not None:
+                    story.step_begins(*self._seen(entry), place)
+                if steps >= steps_max:
+                    self._over_budget()
+                break
+            yield taken
 
     def _know(self, entry: Entry) -> tuple[int, Node | None]:
         """Give an entry its number."""
@@ -310,9 +316,16 @@ class Scheduler(ABC, Generic[Entry]):
 
     # --- policies --------------------------------------------------------------------------------
 
-    def _place(self, ready: list[Entry]) -> int:
-        """Return the place of the entry that the policy prefers. The oldest is 0."""
-        return self._by_priority(ready) if self._policy == "pct" else self._by_batch(ready)
+    def _chooser(self) -> Callable[[list[Entry]], int]:
+        """Return the function that draws the place of the entry that runs next, of at least two.
+
+        The oldest is 0.
+        """
+        tape, policy = self._tape, self._policy
+        if tape.is_played or policy == "random":
+            return tape.choosing("task")
+        preferred = self._by_priority if policy == "pct" else self._by_batch
+        return lambda ready: tape.draw("task", len(ready), preferred(ready))
 
     def _by_priority(self, ready: list[Entry]) -> int:
         priorities = self._priorities

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 
 __all__ = ["Tape"]
 
@@ -62,6 +62,22 @@ class Tape:
             value = int(self._number() * options) if chosen is None else chosen
         stream.append(value)
         return value
+
+    def choosing(self, label: str) -> Callable[[Sized], int]:
+        """Return a function that draws the place of one of two or more, as `draw` does.
+
+        For decisions of one label that are drawn again and again.
+        """
+        if not self._is_fresh:
+            return lambda options: self.draw(label, len(options))
+        number, noted = self._number, self.streams.setdefault(label, []).append
+
+        def choose(options: Sized) -> int:
+            place = int(number() * len(options))
+            noted(place)
+            return place
+
+        return choose
 
     def chance(self, label: str, probability: float) -> bool:
         """Return True with this probability; False is the boring choice."""

@@ -298,6 +298,26 @@ def test_threads_and_blocking_calls_are_tasks_in_virtual_time() -> None:
     assert len(set(found[1::2])) == 10
 
 
+def test_a_deadline_that_is_moved_into_the_past_holds_while_tasks_never_rest() -> None:
+    async def world(simulation: Simulation) -> None:
+        async def spin() -> None:
+            while True:
+                await anyio.lowlevel.checkpoint()
+
+        await anyio.sleep(1.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(spin)
+            with anyio.CancelScope() as scope:
+                await anyio.lowlevel.checkpoint()
+                scope.deadline = anyio.current_time() - 0.5
+                await spin()
+            tasks.cancel_scope.cancel()
+
+    run = simulate(world, policy="random", steps_max=2_000)
+    assert run.ok, run
+    assert run.seconds == 1.0
+
+
 # --- nodes ---------------------------------------------------------------------------------------
 
 
