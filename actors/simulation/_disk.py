@@ -39,7 +39,7 @@ from ..errors import Fenced, JournalOutcomeUnknown, JournalUnavailable, OwnedEls
 from ..journal import Claim, Deletion, Listing, Record, Snapshot
 from ..journals.memory import MemoryJournal, MemoryStore
 
-__all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "linger", "owner_of"]
+__all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "drawn_wait", "linger", "owner_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -424,10 +424,18 @@ async def linger(
     Use it in places that are followed by a wait anyway: a step that only yields there finds
     nothing.
     """
+    if wait_s := drawn_wait(simulation, label, probability, seconds_max):
+        await simulation.scheduler.sleep(wait_s)
+
+
+def drawn_wait(
+    simulation: Simulation, label: str, probability: float = 0.3, seconds_max: float = 0.1
+) -> float:
+    """Draw how long to `linger`, in seconds; mostly 0."""
     tape = simulation.tape
-    if tape.chance(f"{label} waits", probability):
-        share = (1 + tape.draw(f"{label} waits for", 100)) / 100
-        await simulation.scheduler.sleep(seconds_max * share)
+    if not tape.chance(f"{label} waits", probability):
+        return 0.0
+    return seconds_max * (1 + tape.draw(f"{label} waits for", 100)) / 100
 
 
 def owner_of(store: MemoryStore, conversation_id: str) -> SimulatedJournal | None:

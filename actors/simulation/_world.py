@@ -25,7 +25,7 @@ from turnkeeper.runtime import (
     TooManyRestarts,
     Unavailable,
 )
-from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
+from turnkeeper.runtime.testing import Node, NodeCrashed, NotAnswered, Simulation
 
 from ..agents.agent import Agent
 from ..conversations.conversation import Conversation
@@ -64,6 +64,7 @@ from ._disk import (
     Fault,
     JournalStrike,
     SimulatedJournal,
+    drawn_wait,
     linger,
     owner_of,
 )
@@ -1011,13 +1012,23 @@ class _Run:
                 raise NodeCrashed(name)
             return await serve(server, conversations)
 
-        with self.simulation.move_on_after(limit_s) as scope:
-            await linger(self.simulation, "network")
-            answer = await server.node.call(arrive)
-            await linger(self.simulation, "network")
-            return answer
-        assert scope.cancelled_caught, "a request returns, raises, or is given up"
-        raise Lost
+        lost_at = self.simulation.now() + limit_s
+        await self._cross_network(lost_at)
+        try:
+            answer = await server.node.call(arrive, lost_at - self.simulation.now())
+        except NotAnswered:
+            raise Lost from None
+        await self._cross_network(lost_at)
+        return answer
+
+    async def _cross_network(self, lost_at: float) -> None:
+        """Wait as long as a message is under way; raise `Lost` if it arrives too late."""
+        simulation = self.simulation
+        if wait_s := drawn_wait(simulation, "network"):
+            left_s = lost_at - simulation.now()
+            await simulation.sleep(min(wait_s, left_s))
+            if wait_s >= left_s:
+                raise Lost
 
     def _node_for(self, conversation_id: str, attempt: int) -> str:
         """Return the node to ask: mostly the owner, as behind a router, and now and then another.

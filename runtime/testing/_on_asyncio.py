@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
-from ._scheduler import Scheduler
+from ._scheduler import Alarm, Scheduler
 from ._simulation import Node, Policy, Strike, current_node
 from ._tape import Tape
 
@@ -210,6 +210,9 @@ class AsyncioScheduler(Scheduler[_Lane]):
         if name.startswith("Task-"):
             name = getattr(coroutine, "__qualname__", name)
         return entry.task, name, coroutine
+
+    def call_later(self, seconds: float, run: Callable[[], None]) -> Alarm:
+        return asyncio.get_running_loop().call_later(seconds, run)
 
     def _draw_cancel(self) -> None:
         """Draw the number of steps of nodes until one of them is cancelled; 0 for never."""

@@ -31,7 +31,7 @@ import trio.lowlevel
 from outcome import Error, Outcome, Value
 
 from .._backend import Park, Waker, parking
-from ._scheduler import Scheduler, Scope, Tasks
+from ._scheduler import Alarm, Scheduler, Scope, Tasks
 from ._simulation import Node, Policy, SimulatorUnsupported, Strike, current_node
 from ._tape import Tape
 
@@ -153,6 +153,23 @@ class _Sleeper:
         self.waker: Waker | None = None
 
 
+class _Alarm:
+    """A call that is due later. Its waker is itself until it is due or cancelled."""
+
+    __slots__ = ("run", "waker")
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.waker: Waker | None = self
+
+    def set_result(self, _: None = None) -> None:
+        self.waker = None
+        self.run()
+
+    def cancel(self) -> None:
+        self.waker = None
+
+
 class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     """Trio uses it as its clock, as its instrument, and as its generator of random numbers."""
 
@@ -170,7 +187,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             raise ValueError("trio knows no native cancellation of a task: use asyncio")
         self._parts = find_trio_parts()
         self._now = 0.0
-        self._sleepers: list[tuple[float, int, _Sleeper]] = []
+        self._sleepers: list[tuple[float, int, _Sleeper | _Alarm]] = []
         self._slept = 0
         self._park: Park
         self._runner: Any = None  # trio's own, as these:
@@ -211,6 +228,12 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._slept += 1
         heapq.heappush(self._sleepers, (self._now + seconds, self._slept, sleeper))
         await self._park(sleeper)
+
+    def call_later(self, seconds: float, run: Callable[[], None]) -> Alarm:
+        alarm = _Alarm(run)
+        self._slept += 1
+        heapq.heappush(self._sleepers, (self._now + seconds, self._slept, alarm))
+        return alarm
 
     def begin(self, scope: anyio.CancelScope) -> None:
         super().begin(scope)

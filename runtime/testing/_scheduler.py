@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._simulation import Node, Policy, Simulation, Strike
     from ._story import Story
 
-__all__ = ["Scheduler", "Scope", "Tasks"]
+__all__ = ["Alarm", "Scheduler", "Scope", "Tasks"]
 
 Entry = TypeVar("Entry")
 
@@ -48,6 +48,12 @@ class Tasks(Protocol):
     def start_soon(
         self, run: Callable[..., Coroutine[Any, Any, None]], *arguments: object, name: object = None
     ) -> object: ...
+
+
+class Alarm(Protocol):
+    """A call that is due later: asyncio's, or one of trio's scheduler."""
+
+    def cancel(self) -> object: ...
 
 
 class Scope(Protocol):
@@ -134,6 +140,10 @@ class Scheduler(ABC, Generic[Entry]):
     async def sleep(self, seconds: float) -> None:
         """Wait until so much virtual time has passed."""
         await anyio.sleep(seconds)
+
+    @abstractmethod
+    def call_later(self, seconds: float, run: Callable[[], None]) -> Alarm:
+        """Call a function, which must not raise, after so much virtual time, outside all tasks."""
 
     def scope(self, seconds: float = math.inf) -> Scope:
         """Return a cancel scope that ends after so much virtual time."""

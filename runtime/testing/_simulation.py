@@ -8,6 +8,7 @@ world.
 
 from __future__ import annotations
 
+import math
 import random
 import traceback
 from collections import Counter, deque
@@ -34,6 +35,7 @@ __all__ = [
     "Broken",
     "Node",
     "NodeCrashed",
+    "NotAnswered",
     "Policy",
     "Run",
     "Simulation",
@@ -71,6 +73,10 @@ class NodeCrashed(Unavailable):
     def __init__(self, node: str) -> None:
         super().__init__(f"node {node} has crashed; its last request may have taken effect")
         self.node = node
+
+
+class NotAnswered(Exception):
+    """The node has not answered a call in time. The call is cancelled; it may have taken effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +266,20 @@ class Node:
 
     # --- work ------------------------------------------------------------------------------------
 
-    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, function: Callable[[], Awaitable[T]], limit_s: float = math.inf) -> T:
         """Run a function inside this node, as a request that reaches its process.
 
-        Raises the function's own errors, and `NodeCrashed` at once if the node has crashed or
-        ended, or does so meanwhile. Cancelling the caller cancels the function.
+        Raises the function's own errors, `NodeCrashed` at once if the node has crashed or ended,
+        or does so meanwhile, and `NotAnswered` after `limit_s` seconds. That, as cancelling the
+        caller, cancels the function; it costs less than a cancel scope around the call.
         """
         tasks = self._tasks
         if tasks is None or not self.is_alive:
             raise NodeCrashed(self.name)
         answer: OneShot[T] = OneShot()
         self._calls[answer] = None
-        scope = self._simulation.scheduler.scope()
+        scheduler = self._simulation.scheduler
+        scope = scheduler.scope()
 
         async def serve() -> None:
             try:
@@ -282,12 +290,18 @@ class Node:
             finally:
                 answer.fail(NodeCrashed(self.name))
 
+        def give_up() -> None:
+            answer.fail(NotAnswered(f"{self.name} has not answered in {limit_s} s"))
+
         self._spawn(tasks, serve, f"call {_name_of(function)}")
+        alarm = None if limit_s == math.inf else scheduler.call_later(limit_s, give_up)
         try:
             return await answer.wait()
         finally:
             self._calls.pop(answer, None)
-            if not answer.is_done:
+            if alarm is not None:
+                alarm.cancel()
+            if not answer.is_done or isinstance(answer.error, NotAnswered):
                 scope.cancel()
 
     def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:

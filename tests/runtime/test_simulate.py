@@ -10,6 +10,7 @@ import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from turnkeeper.runtime.testing import (
     Backend,
     Node,
     NodeCrashed,
+    NotAnswered,
     Policy,
     Probe,
     Run,
@@ -373,6 +375,32 @@ def test_a_call_ends_at_once_when_its_node_crashes_and_the_next_incarnation_serv
 
     simulate(world).check()
     assert answers == ["here"]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_call_that_is_not_answered_in_time_is_cancelled_in_its_node(backend: Backend) -> None:
+    done: list[object] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def work(seconds: float) -> str:
+            try:
+                await anyio.sleep(seconds)
+            except BaseException:
+                done.append(("cancelled", simulation.now()))
+                raise
+            return "done"
+
+        node = simulation.start("n", _forever)
+        await anyio.sleep(1.0)
+        done.append(await node.call(partial(work, 2.0), 3.0))
+        with pytest.raises(NotAnswered):
+            await node.call(partial(work, 10.0), 3.0)
+        done.append(simulation.now())
+        await anyio.sleep(10.0)  # the limit of the first call passes, too
+        done.append(await node.call(partial(work, 1.0)))
+
+    simulate(world, backend=backend).check()
+    assert done == ["done", 6.0, ("cancelled", 6.0), "done"]
 
 
 def _after(seconds: float, do: Callable[[], None]) -> Callable[[], Coroutine[Any, Any, None]]:
