@@ -162,7 +162,8 @@ class Conversations:
 
         After a crash:
         `recover`: "on_enter" opens the conversations that crashed processes left unfinished, on
-        entering and from then on; "on_message" leaves each as it is until its next message.
+        entering and from then on; "on_message" leaves each as it is until its next message, for
+        which a turn that is awaited in another process waits too.
         `recover_every_s`: the seconds between two searches for such conversations, give or take a
         quarter; by default as long as `PostgresJournal`'s lease. `recover_max`: how many are
         opened at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from inspect import signature
 from itertools import pairwise
+from typing import Literal
 
 import anyio
 import pytest
@@ -75,6 +76,38 @@ async def test_a_turn_that_another_process_left_is_ended_within_a_look_or_two() 
                 await clock.advance(TWO_LOOKS_S)
                 assert "a:a(B)" in await log_of(conversations["c"])
             process.cancel()
+
+
+@pytest.mark.parametrize("recover", ["on_enter", "on_message"])
+async def test_a_turn_awaited_where_it_was_lost_ends_though_its_new_owner_failed_to_open(
+    recover: Literal["on_enter", "on_message"],
+) -> None:
+    """The new owner's process lives, so no other process can claim the conversation."""
+    store, clock, held = MemoryStore(), VirtualClock(), HeldAgent()
+    held.hold("A")
+    lost, theirs = MemoryJournal(store), MemoryJournal(store)
+    here = Conversations(held, journal=lost)
+    there = Conversations(HeldAgent(), journal=theirs, recover=recover, ports=clock.ports())
+    ended: list[str] = []
+    async with here, there, anyio.create_task_group() as group:
+        turn = await here["c"].send("A")
+        await held.reached["A"].wait()
+
+        async def wait() -> None:
+            ended.append((await turn.end()).outcome)
+
+        group.start_soon(wait)
+        await theirs.claim("c", takeover=True)  # all that was done before opening failed
+        held.release("A")
+        await settle()
+        assert ended == []
+
+        await clock.advance(TWO_LOOKS_S)
+        if recover == "on_message":
+            assert ended == []
+            await there["c"].send("B")
+        await settle()
+        assert ended == ["interrupted"]
 
 
 async def test_with_recover_on_message_there_is_no_look() -> None:
