@@ -300,8 +300,9 @@ async def _condensed(place: Place, size: int, *, has_ids: bool) -> None:
         last = UserMessageEvent(content=TEXT)
         await place.conversations["c"].append(last)
         place.size += len(talk) + 2
-        while not await _has_snapshot(place):
-            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(CELL_S_MAX):
+            while not await _has_snapshot(place):
+                await anyio.lowlevel.checkpoint()
         await _passivate(place)
         shown = [*shown[-SHOWN:], last.id]
 
