@@ -276,6 +276,24 @@ async def test_a_row_that_is_chosen_in_one_pane_is_in_sight_in_the_other_on_a_ph
         await expect(world.page.locator(".transcript-pane .is-active")).to_be_in_viewport()
 
 
+async def test_the_end_that_is_asked_for_in_one_pane_is_in_sight_in_the_other_on_a_phone(
+    browser: Browser,
+) -> None:
+    """The other went to the row that was chosen before."""
+    async with site(browser, team_story(40), width=390) as world:
+        await world.at("team-standup")
+        await world.button("Log")
+        await world.page.locator(".log-pane tk-rows").focus()
+        await world.press("Home", "j", "j")
+        await world.button("End ↓")
+        await world.button("Transcript")
+        at_end = """() => {
+          const rows = document.querySelector(".transcript-pane tk-rows");
+          return rows.scrollTop && rows.scrollHeight - rows.scrollTop - rows.clientHeight < 1;
+        }"""
+        await world.page.wait_for_function(at_end, timeout=BOUND_MS)
+
+
 async def test_a_log_is_shown_before_the_server_has_computed_its_state(browser: Browser) -> None:
     async with site(browser, team_story(3)) as world:
         held: list[Route] = []

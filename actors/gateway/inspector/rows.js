@@ -104,6 +104,7 @@ export class Rows extends HTMLElement {
   }
 
   toEnd() {
+    this.#wanted = null;
     this.#isAtEnd = true;
     this.#size(); // else the browser stops at the height that the list had before
     this.scrollTop = this.#total();
