@@ -15,6 +15,7 @@ The tables are made at first use: most actors need none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextvars import Context
 from typing import Final, Protocol
@@ -32,6 +33,8 @@ __all__ = ["UNANSWERED", "Incarnation", "Offspring", "Place", "Watch"]
 
 UNANSWERED: Final = "it ended before it answered"
 _UNSET: Final = object()
+_REFERENCES_AT_REST: Final = 2
+"""To a context that no token refers to: the incarnation's, and that of the call which counts."""
 
 
 class Place(Protocol):
@@ -126,7 +129,9 @@ class Incarnation:
         It is made anew for the next message. Of most actors that saves three objects, each of which
         the garbage collector looks at.
         """
-        if self._context is None:
+        # A second reference is that of a token, for a variable that was set to what it was. The
+        # handler of a later message may reset it, which is possible in this very context alone.
+        if self._context is None or sys.getrefcount(self._context) > _REFERENCES_AT_REST:
             return
         for variable, value in self._context.items():
             if variable is not current_actor and base.get(variable, _UNSET) is not value:

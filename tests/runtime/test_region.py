@@ -444,6 +444,28 @@ async def test_variables_that_a_handler_of_a_region_sets_stay_while_the_actor_re
         assert await region["c"].ask(Run(look)) == ("unset", "of the runtime")
 
 
+async def test_a_variable_that_was_set_to_what_it_was_can_be_reset_by_a_later_message() -> None:
+    """The actor failed: the token's context was dropped, as its values were as before."""
+    from contextvars import ContextVar, Token
+
+    inherited: ContextVar[str] = ContextVar("inherited")
+    inherited.set("of the runtime")
+    tokens: list[Token[str]] = []
+
+    async def set_again(_: Actor) -> None:
+        tokens.append(inherited.set(inherited.get()))
+
+    async def reset(_: Actor) -> str:
+        inherited.reset(tokens.pop())
+        return inherited.get()
+
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        await region["a"].ask(Run(set_again))
+        await settle()
+        assert await region["a"].ask(Run(reset)) == "of the runtime"
+
+
 async def test_an_actor_that_has_rested_is_known_as_the_one_that_runs() -> None:
     """Its context was dropped at rest, and made again for the next message."""
 
