@@ -1,11 +1,10 @@
 """The scheduler of trio: one step of one task at a time. Uses private parts of trio.
 
 Trio lets a test suite make each batch of runnable tasks deterministic, by a flag and a generator
-that shuffles the batch. This module takes the place of that generator for one run, and leaves one
-task in the batch. After that task's step it steps one task after the other itself, as trio's loop
-does, until I/O, a deadline or a call from another thread must be looked at, which it leaves to
-trio. Its clock jumps to the next deadline when no task can run. The generator is one for the whole
-process, so the loops of other threads are given trio's own.
+that shuffles the batch. This module takes the place of that generator for one run. It leaves one
+task in the batch, and after each step of a task it puts the next one there, so that trio does not
+look for I/O between two steps. Its clock jumps to the next deadline when no task can run. The
+generator is one for the whole process, so the loops of other threads are given trio's own.
 
 These names are private to trio. Only `find_trio_parts` looks them up; it raises an error that names
 the missing ones if trio has changed.
@@ -19,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +26,6 @@ import anyio
 import trio
 import trio.abc
 import trio.lowlevel
-from outcome import Error, Outcome, Value
 
 from .._backend import Park, Waker, parking
 from ._scheduler import Alarm, Scheduler, Scope, Tasks
@@ -42,21 +39,6 @@ __all__ = ["TrioScheduler", "find_trio_parts"]
 
 _REAL_WAIT_S = 3_600.0
 """How long trio may wait for I/O when something other than the clock will wake a task."""
-_STEPS_AT_ONCE_MAX = 256
-"""The most steps until trio looks for I/O and for deadlines once more."""
-
-
-_PARTS_OF_A_TASK = (
-    "_abort_func",
-    "_attempt_delivery_of_any_pending_cancel",
-    "_attempt_delivery_of_pending_ki",
-    "_cancel_points",
-    "_cancel_status",
-    "_counter",
-    "_next_send",
-    "_next_send_fn",
-    "_schedule_points",
-)
 
 
 class TrioParts(NamedTuple):
@@ -64,8 +46,6 @@ class TrioParts(NamedTuple):
 
     module: ModuleType
     context: Any  # trio's own, thread-local: it has the runner
-    waits: type[Any]  # the message of a task that waits
-    yields: object  # the message of a task at a checkpoint that is not cancelled there
 
 
 def find_trio_parts() -> TrioParts:
@@ -73,8 +53,6 @@ def find_trio_parts() -> TrioParts:
     module = getattr(getattr(trio, "_core", None), "_run", None)
     runner = getattr(module, "Runner", None)
     queue = getattr(getattr(trio, "_core", None), "_entry_queue", None)
-    traps = getattr(getattr(trio, "_core", None), "_traps", None)
-    task = trio.lowlevel.Task
     wanted = {
         "trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING": (
             module,
@@ -92,17 +70,7 @@ def find_trio_parts() -> TrioParts:
         "EntryQueue.idempotent_queue": (getattr(queue, "EntryQueue", None), "idempotent_queue"),
         "Deadlines._heap": (getattr(module, "Deadlines", None), "_heap"),
         "Deadlines.next_deadline": (getattr(module, "Deadlines", None), "next_deadline"),
-        "Runner.ki_pending": (runner, "ki_pending"),
-        "Runner.main_task": (runner, "main_task"),
-        "Runner.task_exited": (runner, "task_exited"),
-        "Runner.reschedule": (runner, "reschedule"),
-        "WaitTaskRescheduled": (traps, "WaitTaskRescheduled"),
-        "CancelShieldedCheckpoint": (traps, "CancelShieldedCheckpoint"),
-        "CancelStatus.effectively_cancelled": (
-            getattr(module, "CancelStatus", None),
-            "effectively_cancelled",
-        ),
-        **{f"Task.{name}": (task, name) for name in _PARTS_OF_A_TASK},
+        "Task._counter": (trio.lowlevel.Task, "_counter"),
     }
     gone = [name for name, (owner, attribute) in wanted.items() if not hasattr(owner, attribute)]
     if module is None or gone:
@@ -110,21 +78,10 @@ def find_trio_parts() -> TrioParts:
             f"trio {trio.__version__} lacks {', '.join(gone)}, which the simulator uses to choose "
             "the next task; use another version of trio, or adapt runtime/testing/_on_trio.py"
         )
-    assert traps is not None, "its messages were found"
-    return TrioParts(
-        module,
-        module.GLOBAL_RUN_CONTEXT,
-        traps.WaitTaskRescheduled,
-        traps.CancelShieldedCheckpoint,
-    )
+    return TrioParts(module, module.GLOBAL_RUN_CONTEXT)
 
 
 _age: Callable[[trio.lowlevel.Task], int] = attrgetter("_counter")  # see find_trio_parts
-
-
-def _same(message: object, _: object) -> object:
-    """Return the message, whatever trio sends."""
-    return message
 
 
 class _Instruments(dict[str, None]):
@@ -195,6 +152,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._calls: Sized = ()
         self._idempotent_calls: Sized = ()
         self._deadlines: Any = None
+        self._next_deadline: Callable[[], float] = lambda: math.inf
         self._places: list[trio.lowlevel.Task] = []
         """Trio's batch: it steps whatever is put here."""
         self._error: Exception | None = None
@@ -205,14 +163,14 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     def run(self, simulation: Simulation, world: Callable[[Simulation], Awaitable[None]]) -> None:
         self.simulation = simulation
         module: Any = self._parts.module  # its names are set here, which its types forbid
-        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r
-        self._thread, self._others = threading.get_ident(), module._r
+        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
+        self._thread, self._others = threading.get_ident(), module._r  # noqa: SLF001
         try:
-            module._ALLOW_DETERMINISTIC_SCHEDULING = True
-            module._r = self
+            module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
+            module._r = self  # noqa: SLF001
             trio.run(simulation.run, world, clock=self)
         finally:
-            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before
+            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
         if self._runner is None:
             raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
 
@@ -308,6 +266,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._calls = runner.entry_queue.queue
         self._idempotent_calls = runner.entry_queue.idempotent_queue
         self._deadlines = runner.deadlines
+        self._next_deadline = runner.deadlines.next_deadline
 
     def random(self) -> float:
         """Return a number that trio does not use when the flag is set."""
@@ -320,94 +279,60 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
 
     # --- trio's instrument -----------------------------------------------------------------------
 
-    def _after_task_step(  # noqa: C901 - all of one step, which is as trio writes it
-        self, hook: str, task: trio.lowlevel.Task
-    ) -> None:
-        """Step one task after the other, as trio does, until it must look at something itself."""
-        # This runs every step: it avoids calls and look-ups at the price of some length. Trio does
-        # more between two steps, for I/O, which a simulation has not, and for instruments.
-        del hook, task  # or a task that has ended would stay
-        runner, context, waits = self._runner, self._parts.context, self._parts.waits
-        ready, new, deadlines = self._ready, self._runq, self._deadlines
-        calls, idempotent_calls, take = self._calls, self._idempotent_calls, self._take
-        message: Any  # trio's own, as the task
-        chosen: Any
-        end: Outcome[object] | None
-        # Time jumps if nothing can run, and to the first deadline at most. So a deadline that has
-        # passed was set since; trio, too, looks for such a one only now and then.
-        for _ in range(_STEPS_AT_ONCE_MAX):
-            if self._is_over or calls or idempotent_calls:
-                break
-            if new:
-                if len(new) == 1:
-                    ready.append(new.popleft())
-                else:
-                    self._collect()
-            elif not ready:
-                # If only sleepers of ours are due next, trio need not look for I/O before the jump.
-                due = self._next_wake_up()
-                if runner.waiting_for_idle or due >= deadlines.next_deadline():
-                    break
-                self._jump(due)
-                self._collect()
-            try:
-                chosen = take()
-            except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
-                self._failed(error)
-                self._error = error
-                break
-            if chosen is None:
-                break
-            context.task = chosen
-            send, sent = chosen._next_send_fn, chosen._next_send
-            chosen._next_send_fn = chosen._next_send = None
-            try:
-                message = chosen.context.run(send, sent)
-            except StopIteration as stop:
-                end = Value(stop.value)
-            except BaseException as error:  # noqa: BLE001 - carried to the task's parent
-                traceback = error.__traceback__
-                end = Error(error.with_traceback(traceback and traceback.tb_next))
-                del traceback  # or the frames that it holds would stay
-            else:
-                if type(message) is waits:
-                    chosen._schedule_points += 1
-                    chosen._cancel_points += 1
-                    chosen._abort_func = message.abort_func
-                    if runner.ki_pending and chosen is runner.main_task:
-                        chosen._attempt_delivery_of_pending_ki()
-                    if chosen._cancel_status.effectively_cancelled:
-                        chosen._attempt_delivery_of_any_pending_cancel()
-                elif message is self._parts.yields:
-                    chosen._schedule_points += 1
-                    runner.reschedule(chosen)
-                else:  # rare: trio receives the message once more, from a step of its own
-                    chosen._next_send_fn = partial(_same, message)
-                    self._places.append(chosen)
-                    return
-                continue
-            runner.task_exited(chosen, end)
-            chosen = message = end = sent = None  # or the newest error would stay
+    def _after_task_step(self, hook: str, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's
+        """Put the next task into the batch, if trio need not look at anything before."""
+        # This runs after every step: it avoids calls and look-ups at the price of some length.
+        ready = self._ready
         if self._is_over:
+            self._give_back()
             self._ready = []
-        else:
-            self._collect()
-        self._runq.extend(ready)  # without these trio would find the loop idle
-
-    def _collect(self) -> None:
-        """Take in the tasks that have become ready."""
-        self._ready += sorted(self._runq, key=_age)
-        self._runq.clear()
+            return
+        new = self._runq
+        if self._calls or self._idempotent_calls:
+            ready += sorted(new, key=_age)
+            new.clear()
+            self._give_back()
+            return
+        if not new and not ready and not self._runner.waiting_for_idle:
+            # Only sleepers of ours are due next: trio need not look for I/O before the jump.
+            due = self._next_wake_up()
+            if due < self._next_deadline():
+                self._jump(due)
+        if new:
+            if len(new) == 1:
+                ready.append(new.popleft())
+            else:
+                ready += sorted(new, key=_age)
+                new.clear()
+        if ready:
+            scopes = self._deadlines._heap  # noqa: SLF001 - found above; trio replaces the list
+            # The first may be of a scope that has ended, which `next_deadline` drops.
+            now = self._now
+            if not scopes or scopes[0][0] > now or self._next_deadline() > now:
+                try:
+                    chosen = self._take()
+                except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
+                    self._failed(error)
+                    self._error = error
+                else:
+                    if chosen is not None:
+                        self._places.append(chosen)
+                        return
+        self._give_back()
 
     def _place_next(self) -> None:
         try:
             task = self._take()
         except Exception as error:
-            self._runq.extend(self._ready)
+            self._give_back()
             self._failed(error)
             raise
         if task is not None:
             self._places.append(task)
+
+    def _give_back(self) -> None:
+        """Show trio the tasks that can run: without them it would find the loop idle."""
+        self._runq.extend(self._ready)
 
     # --- trio's clock ----------------------------------------------------------------------------
 
