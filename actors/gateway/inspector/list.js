@@ -3,7 +3,7 @@
 import { ROOT, ask, follow, pause, server } from "./api.js";
 import { empty, h, show, whenQuiet } from "./dom.js";
 import { ago, number, oneLine, plural, wholeTime } from "./format.js";
-import "./rows.js";
+import { Rows } from "./rows.js";
 
 const PAGE = 500;
 const POLL_MS = 2_000;
@@ -29,7 +29,7 @@ export class ConversationList extends HTMLElement {
   #isReadOnly = false;
   #problem = null;
   #reads = new AbortController();
-  #rows = document.createElement("tk-rows");
+  #rows = new Rows({ height: 56, label: "Conversations", render: (index) => this.#render(index) });
   #input = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", oninput: () => this.#again() });
   #status = h("select", { "aria-label": "Status", onchange: () => this.#read(true) },
     STATUSES.map(([value, words]) => h("option", { value }, words)));
@@ -46,7 +46,6 @@ export class ConversationList extends HTMLElement {
       h("div.list-facts", { role: "status" }, this.#count),
       this.#rows,
     );
-    this.#rows.setup({ height: 56, label: "Conversations", render: (index) => this.#render(index) });
     this.#rows.addEventListener("choose", (event) => {
       if (event.detail.isOpened) this.dispatchEvent(new CustomEvent("open", { detail: this.#found[event.detail.index] }));
     });
@@ -233,8 +232,8 @@ export class ConversationList extends HTMLElement {
     if (row.queued) flags.push(h("span.chip.bare", `${row.queued} queued`));
     if (row.forked_from) flags.push(h("span.chip.bare", "fork"));
     return {
-      props: { data: { id: row.id } },
-      nodes: [h("div.list-row",
+      data: { id: row.id },
+      content: h("div.list-row",
         h("span.name.ellipsis", h("bdi", row.title || row.id), row.title && h("span.id", row.id)),
         h("span.time", { title: wholeTime(row.active_at) }, ago(row.active_at)),
         h("span.last.ellipsis", row.waiting_calls.length
@@ -242,7 +241,7 @@ export class ConversationList extends HTMLElement {
         h("span.labels.wide.ellipsis", labels.join(", ")),
         h("span.flags", flags),
         h("span.head.wide.mono", `seq ${number(row.head)}`),
-      )],
+      ),
     };
   }
 }

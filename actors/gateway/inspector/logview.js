@@ -4,7 +4,7 @@ import { h, segments, show } from "./dom.js";
 import { Detail } from "./detail.js";
 import { clock, duration, kindName, number, plainText, toneOf, words } from "./format.js";
 import { placeOf } from "./api.js";
-import "./rows.js";
+import { Rows } from "./rows.js";
 
 const SAID = new Set([
   "system_prompt", "user_message", "agent_message", "action", "observation", "agent_error", "user_reject",
@@ -22,8 +22,8 @@ export class LogView extends HTMLElement {
   #options;
   #said = []; // the seqs of the transcript
   #saidUpTo = 0;
-  #transcript = document.createElement("tk-rows");
-  #rows = document.createElement("tk-rows");
+  #transcript = new Rows({ guess: 56, sticks: true, label: "Transcript", render: (index) => this.#saidRow(index) });
+  #rows = new Rows({ height: 24, sticks: true, label: "Log by seq", render: (index) => this.#logRow(index + 1) });
   #below = h("button.new-below", { hidden: true, onclick: () => this.#toEnd() }, "End ↓");
   #logPane;
   #panes = h("div.switch");
@@ -34,9 +34,6 @@ export class LogView extends HTMLElement {
     super();
     this.#log = log;
     this.#options = options;
-    this.#rows.setup({ height: 24, label: "Log by seq", render: (index) => this.#logRow(index + 1) });
-    this.#transcript.setup({ guess: 56, label: "Transcript", render: (index) => this.#saidRow(index) });
-    this.#rows.sticks = this.#transcript.sticks = true;
     this.#rows.addEventListener("choose", ({ detail }) => this.#choose(detail.index + 1, this.#rows, detail.isOpened));
     this.#transcript.addEventListener("choose", ({ detail }) => {
       const seq = this.#said[detail.index];
@@ -184,15 +181,15 @@ export class LogView extends HTMLElement {
     if (left) classes.push("has-left");
     if (why) classes.push("is-damaged");
     return {
-      props: { class: "", data: { seq } },
-      nodes: [h("div", { class: classes.join(" ") },
+      data: { seq },
+      content: h("div", { class: classes.join(" ") },
         this.#band(seq),
         h("span.seq", String(seq)),
         h("span.time", event ? clock(event.timestamp) : ""),
         h("span.kind.ellipsis", kindName(kind)),
         h("span.text.ellipsis", why ?? (event ? words(event) : "")),
         left ? h("span.tag", `${left.how} at ${left.at}`) : h("span"),
-      )],
+      ),
     };
   }
 
@@ -213,8 +210,8 @@ export class LogView extends HTMLElement {
     if (left) classes.push("has-left");
     const text = why ? `damaged: ${why}` : !event ? null : isSaid ? event.content : kind === "observation" ? event.content : words(event);
     return {
-      props: { data: { seq } },
-      nodes: [h("div", { class: classes.join(" ") }, this.#band(seq), h("div.bubble",
+      data: { seq },
+      content: h("div", { class: classes.join(" ") }, this.#band(seq), h("div.bubble",
         h("div.who",
           h("b", event?.author ?? NAMES[kind] ?? kindName(kind)),
           event && this.#overlapWords(event, seq),
@@ -224,7 +221,7 @@ export class LogView extends HTMLElement {
         event?.text && h("p.small", plainText(event.text)),
         text === null ? h("div.blank", { "aria-hidden": "true" }) : h("div.text", text),
         event?.cut?.content && h("p.small.quiet", `${number(event.cut.content)} characters; open it to read on`),
-      ))],
+      )),
     };
   }
 
@@ -252,17 +249,16 @@ export class LogView extends HTMLElement {
       if (isOver) parts.push(h("span", duration(turn.to_ms - turn.from_ms)));
     }
     return {
-      props: { data: { seq } },
-      nodes: [h("div.said.is-turn", this.#band(seq), h("div.line", parts))],
+      data: { seq },
+      content: h("div.said.is-turn", this.#band(seq), h("div.line", parts)),
     };
   }
 
   #pieceRow() {
     return {
-      props: {},
-      nodes: [h("div.said.tone-model", h("span.band.odd", h("i")), h("div.bubble",
+      content: h("div.said.tone-model", h("span.band.odd", h("i")), h("div.bubble",
         h("div.who", h("b", "agent"), h("span.live-dot", "is writing")),
-        h("div.text", this.#log.pieces?.text.slice(-4_000) ?? "")))],
+        h("div.text", this.#log.pieces?.text.slice(-4_000) ?? ""))),
     };
   }
 }

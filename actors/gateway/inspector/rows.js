@@ -11,9 +11,10 @@ let lists = 0;
 
 export class Rows extends HTMLElement {
   #count = 0;
-  #height = null;
-  #guess = 64;
-  #render = () => h("div");
+  #height;
+  #guess;
+  #sticks;
+  #render;
   #heights = new Float64Array(0);
   #tops = new Float64Array(1);
   #shown = new Map();
@@ -23,11 +24,23 @@ export class Rows extends HTMLElement {
   #own = new ResizeObserver(() => this.#resized());
   #name = `rows${(lists += 1)}`;
   #isDirty = false;
-  sticks = false; // true: a list that is scrolled to its end stays at its end
   #isAtEnd = true;
   #room = 0; // the height of the list; 0 while it is hidden
   #place = 0; // where the list was scrolled to when it was last in sight
   #wanted = null; // a row to reveal once the list is in sight
+
+  /**
+   * `render(index)` returns a row's `content`, and `data` for the dataset of the row itself.
+   * A list that `sticks` stays at its end once it is scrolled there.
+   */
+  constructor({ height = null, guess = 64, sticks = false, label, render }) {
+    super();
+    this.#height = height;
+    this.#guess = guess;
+    this.#sticks = sticks;
+    this.#render = render;
+    this.setAttribute("aria-label", label);
+  }
 
   connectedCallback() {
     if (!this.#space.parentNode) {
@@ -38,8 +51,7 @@ export class Rows extends HTMLElement {
       this.addEventListener("scroll", () => {
         if (!this.#room) return;
         this.#place = this.scrollTop;
-        // By the heights as measured: the browser's has rows that have grown since.
-        this.#isAtEnd = this.scrollTop + this.clientHeight >= this.#total() - 4;
+        this.#noteEnd();
         draw();
       }, { passive: true });
       this.addEventListener("keydown", (event) => this.#key(event));
@@ -51,14 +63,6 @@ export class Rows extends HTMLElement {
   disconnectedCallback() {
     this.#own.disconnect();
     this.#room = 0;
-  }
-
-  /** `render(index)` returns the content of a row: nodes, and `props` for the row itself. */
-  setup({ height = null, guess = 64, render, label }) {
-    this.#height = height;
-    this.#guess = guess;
-    this.#render = render;
-    this.setAttribute("aria-label", label);
   }
 
   get count() {
@@ -76,18 +80,14 @@ export class Rows extends HTMLElement {
       this.#sum();
     }
     for (const [index, row] of this.#shown) if (index >= count) this.#drop(index, row);
-    for (const [, row] of this.#shown) row.setAttribute("aria-setsize", count);
+    for (const row of this.#shown.values()) row.setAttribute("aria-setsize", count);
     if (this.#active >= count) this.#active = -1;
     this.#draw();
-    if (this.sticks && this.#isAtEnd) this.toEnd();
+    if (this.#sticks && this.#isAtEnd) this.toEnd();
   }
 
   get isAtEnd() {
     return this.#isAtEnd;
-  }
-
-  get active() {
-    return this.#active;
   }
 
   set active(index) {
@@ -111,7 +111,7 @@ export class Rows extends HTMLElement {
     this.#draw();
   }
 
-  /** Scroll so that a row is in sight; `block` "start" puts it on top, "center" in the middle. */
+  /** Scroll so that a row is in sight; `block` "center" puts it in the middle. */
   reveal(index, block = "nearest") {
     if (index < 0 || index >= this.#count) return;
     if (!this.clientHeight) {
@@ -122,12 +122,11 @@ export class Rows extends HTMLElement {
     const top = this.#top(index);
     const bottom = this.#top(index + 1);
     const room = this.clientHeight;
-    if (block === "start") this.scrollTop = top;
-    else if (block === "center") this.scrollTop = top - (room - (bottom - top)) / 2;
+    if (block === "center") this.scrollTop = top - (room - (bottom - top)) / 2;
     else if (top < this.scrollTop) this.scrollTop = top;
     else if (bottom > this.scrollTop + room) this.scrollTop = bottom - room;
     this.#place = this.scrollTop;
-    this.#isAtEnd = this.scrollTop + room >= this.#total() - 4;
+    this.#noteEnd();
     this.#draw();
   }
 
@@ -144,12 +143,17 @@ export class Rows extends HTMLElement {
     const wanted = this.#wanted;
     this.#wanted = null;
     if (wanted) return this.reveal(...wanted);
-    if (this.sticks && this.#isAtEnd) return this.toEnd();
+    if (this.#sticks && this.#isAtEnd) return this.toEnd();
     if (wasHidden) {
       this.#size();
       this.scrollTop = this.#place;
     }
     this.#draw();
+  }
+
+  // By the heights as measured: the browser's has rows that have grown since.
+  #noteEnd() {
+    this.#isAtEnd = this.scrollTop + this.clientHeight >= this.#total() - 4;
   }
 
   #total() {
@@ -191,7 +195,7 @@ export class Rows extends HTMLElement {
       isChanged = true;
     }
     if (!isChanged) return;
-    const wasAtEnd = this.sticks && this.#isAtEnd;
+    const wasAtEnd = this.#sticks && this.#isAtEnd;
     this.#sum();
     if (wasAtEnd) return this.toEnd();
     const top = this.#top(anchor) + below;
@@ -239,23 +243,16 @@ export class Rows extends HTMLElement {
     this.#fill(index, row);
     this.#shown.set(index, row);
     // In the order of the list, for screen readers.
-    let next = null;
-    for (const other of this.#space.children) {
-      if (other.index > index) {
-        next = other;
-        break;
-      }
-    }
-    this.#space.insertBefore(row, next);
+    this.#space.insertBefore(row, [...this.#space.children].find((other) => other.index > index) ?? null);
     if (this.#height === null) this.#sizes.observe(row);
     return row;
   }
 
   #fill(index, row) {
-    const { props = {}, nodes } = this.#render(index);
-    row.className = `row ${props.class ?? ""}${index === this.#active ? " is-active" : ""}`;
-    for (const [name, value] of Object.entries(props.data ?? {})) row.dataset[name] = value;
-    row.replaceChildren(...nodes);
+    const { data, content } = this.#render(index);
+    row.className = index === this.#active ? "row is-active" : "row";
+    Object.assign(row.dataset, data);
+    row.replaceChildren(content);
   }
 
   #drop(index, row) {
@@ -301,9 +298,7 @@ export class Rows extends HTMLElement {
       this.choose(from + moves[event.key]);
     } else if (event.key === "Enter" && this.#active >= 0) {
       this.choose(this.#active, true);
-    } else {
-      return;
-    }
+    } else return;
     event.preventDefault();
   }
 }

@@ -3,7 +3,7 @@
 import { ask, pause, placeOf, toPath } from "./api.js";
 import { empty, h, show } from "./dom.js";
 import { duration, number, plural } from "./format.js";
-import "./rows.js";
+import { Rows } from "./rows.js";
 
 const EVERY_MS = 1_000;
 
@@ -13,7 +13,7 @@ export class Runtime extends HTMLElement {
   #before = new Map(); // path → handled, at the look before
   #lookedAt = 0;
   #rates = new Map();
-  #rows = document.createElement("tk-rows");
+  #rows = new Rows({ height: 28, label: "Actors", render: (index) => this.#render(index) });
   #side = h("aside", { "aria-label": "Numbers", tabindex: 0 });
   #sum = h("span.rest");
   #end = null;
@@ -23,7 +23,6 @@ export class Runtime extends HTMLElement {
   constructor(self) {
     super();
     this.#self = self;
-    this.#rows.setup({ height: 28, label: "Actors", render: (index) => this.#render(index) });
     this.#rows.addEventListener("choose", ({ detail }) => this.#choose(detail.index, detail.isOpened));
   }
 
@@ -128,15 +127,14 @@ export class Runtime extends HTMLElement {
     const [actor, depth, path] = this.#actors[index];
     const isBusy = actor.mailbox_depth > 0;
     return {
-      props: {},
-      nodes: [h("div", { class: `tree-row${isBusy ? " is-busy" : ""}` },
+      content: h("div", { class: `tree-row${isBusy ? " is-busy" : ""}` },
         h("span.ellipsis", `${"\u2003".repeat(depth)}${actor.name} `, h("span.quiet", actor.kind)),
         h("span.ellipsis", actor.effects.length ? `${actor.state} · ${actor.effects.join(", ")}` : actor.state),
         h("span.depth", number(actor.mailbox_depth)),
         h("span", actor.mailbox_depth ? duration(actor.oldest_s * 1_000) : "–"),
         h("span", number(actor.handled)),
         h("span", (this.#rates.get(path) ?? 0).toFixed(1)),
-        h("span", number(actor.restarts)))],
+        h("span", number(actor.restarts))),
     };
   }
 }

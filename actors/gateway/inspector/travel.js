@@ -3,7 +3,7 @@
 import { empty, h, reading, segments, show, svg, whenQuiet } from "./dom.js";
 import { jsonView } from "./detail.js";
 import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
-import "./rows.js";
+import { Rows } from "./rows.js";
 
 const WINDOW = 60;
 const BRIEF = 1_000;
@@ -36,13 +36,12 @@ export class Travel extends HTMLElement {
   #facts = h("div.travel-facts", { tabindex: 0, role: "region", "aria-label": "State" });
   #main = h("div.travel-view");
   #modes = h("div");
-  #rows = document.createElement("tk-rows");
+  #rows = new Rows({ label: "What the model sees", render: (index) => this.#render(index) });
   #read = whenQuiet(50, () => this.#load());
 
   constructor(log) {
     super();
     this.#log = log;
-    this.#rows.setup({ guess: 64, label: "What the model sees", render: (index) => this.#render(index) });
     log.addEventListener("outline", () => {
       this.#showStrip();
       if (this.#seq === null || this.#isMissed) this.#moved();
@@ -291,16 +290,16 @@ export class Travel extends HTMLElement {
   #render(index) {
     const isView = this.#mode === "view";
     const [event, how] = isView ? [this.#viewEvents[index], ""] : this.#differences[index] ?? [];
-    if (!event) return { props: {}, nodes: [h("div.seen", h("div.who", "…"), h("div.text", " "))] };
+    if (!event) return { content: h("div.seen", h("div.who", "…"), h("div.text", " ")) };
     const text = "content" in event ? plainText(event.content) : words(event);
     const cut = event.cut?.content;
     return {
-      props: { data: { eventId: event.id } },
-      nodes: [h("div", { class: `seen tone-${toneOf(event.kind)} ${how}` },
+      data: { eventId: event.id },
+      content: h("div", { class: `seen tone-${toneOf(event.kind)} ${how}` },
         h("div.who", h("b", kindName(event.kind)), how && h("span", how === "entered" ? "came" : "left"),
           h("span.mono.ellipsis", event.tool_call_id ?? event.message_id ?? ""),
           cut && h("span", `${number(cut)} characters`)),
-        h("div.text", event.text ? `${event.text}\n${text}` : text))],
+        h("div.text", event.text ? `${event.text}\n${text}` : text)),
     };
   }
 
