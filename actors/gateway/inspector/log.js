@@ -115,7 +115,6 @@ export class Log extends EventTarget {
     const after = this.head;
     const found = await this.ask("/outline", { query: { after }, signal: this.#end.signal });
     if (found.head < this.head) return this.#begin();
-    const changedFrom = after + 1;
     for (const letter of found.log) this.kinds.push(found.kinds[LETTERS.indexOf(letter)]);
     this.kinds.length = found.head;
     for (const turn of found.turns) {
@@ -123,7 +122,7 @@ export class Log extends EventTarget {
       if (known) Object.assign(known, turn);
       else {
         turn.number = this.turns.length + 1;
-        turn.steps_before = this.turns.length ? stepsUpTo(this.turns.at(-1)) : 0;
+        turn.steps_before = this.steps;
         this.turns.push(turn);
         this.#byId.set(turn.turn_id, turn);
       }
@@ -135,7 +134,7 @@ export class Log extends EventTarget {
     this.waiting = found.waiting;
     this.head = found.head;
     // The last chunk was read before it was full.
-    this.#chunks.delete(Math.floor((changedFrom - 1) / CHUNK));
+    this.#chunks.delete(Math.floor(after / CHUNK));
     this.dispatchEvent(new Event("outline"));
   }
 
