@@ -8,6 +8,7 @@ function fill(element, props, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(element.dataset, value);
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
+    else if (Array.isArray(value)) element.classList.add(...value.filter(Boolean));
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
@@ -15,8 +16,9 @@ function fill(element, props, children) {
 }
 
 /**
- * Return an HTML element. The arguments are its tag and classes ("p.quiet"), its attributes and
- * listeners (`{ onclick }`), if it has any, and its children.
+ * Return an HTML element. The arguments are its tag and classes ("p.quiet"), its attributes, further
+ * classes (`{ class: ["is-line", isBad && "bad"] }`) and listeners (`{ onclick }`), if any, and
+ * its children.
  */
 export function h(tag, ...children) {
   const [name, ...classes] = tag.split(".");

@@ -118,7 +118,6 @@ export function toneOf(kind) {
   if (kind === "agent_message" || kind.startsWith("step_")) return "model";
   if (kind === "action" || kind === "observation") return "tool";
   if (["agent_error", "user_reject", "conversation_error", "damaged"].includes(kind)) return "bad";
-  if (["condensation", "retraction", "forked_from", "message_withdrawn"].includes(kind)) return "past";
   if (["confirmation_requested", "confirmation_given", "paused", "resumed"].includes(kind)) return "wait";
   return "plain";
 }

@@ -25,6 +25,7 @@ export class LogView extends HTMLElement {
   #transcript = new Rows({ guess: 56, sticks: true, label: "Transcript", render: (index) => this.#saidRow(index) });
   #rows = new Rows({ height: 24, sticks: true, label: "Log by seq", render: (index) => this.#logRow(index + 1) });
   #below = h("button.new-below", { hidden: true, onclick: () => this.#toEnd() }, "End ↓");
+  #count = h("span.rest");
   #logPane;
   #panes = h("div.switch");
   #seq = null;
@@ -40,19 +41,15 @@ export class LogView extends HTMLElement {
       if (seq) this.#choose(seq, this.#transcript, detail.isOpened);
     });
     log.addEventListener("outline", () => this.#update());
-    log.addEventListener("rows", () => {
-      this.#rows.refresh();
-      this.#transcript.refresh();
-    });
+    log.addEventListener("rows", () => this.#refresh());
     log.addEventListener("piece", () => this.#showPiece());
     this.#rows.addEventListener("scroll", () => this.#noteBelow(), { passive: true });
   }
 
   connectedCallback() {
     if (!this.firstChild) {
-      const count = h("span.rest");
       this.#logPane = h("section.pane.log-pane", { "aria-label": "Log" },
-        h("div.pane-head", h("h2", "Log"), count), this.#rows, this.#below);
+        h("div.pane-head", h("h2", "Log"), this.#count), this.#rows, this.#below);
       this.append(
         this.#panes,
         h("section.pane.transcript-pane", { "aria-label": "Transcript" },
@@ -77,8 +74,7 @@ export class LogView extends HTMLElement {
     this.#isPlaced = true;
     this.#seq = seq;
     requestAnimationFrame(() => {
-      this.#rows.active = seq - 1;
-      this.#rows.reveal(seq - 1, "center");
+      this.#revealRow(seq);
       this.#revealSaid(seq, "center");
     });
   }
@@ -100,11 +96,14 @@ export class LogView extends HTMLElement {
     if (this.#isPlaced && !this.#rows.isAtEnd && this.#log.head > this.#rows.count) this.#below.textContent = "New below ↓";
     this.#rows.count = this.#log.head;
     this.#transcript.count = this.#said.length + (this.#log.pieces ? 1 : 0);
+    this.#refresh();
+    this.#count.textContent = `${number(this.#log.head)} events`;
+    this.#noteBelow();
+  }
+
+  #refresh() {
     this.#rows.refresh();
     this.#transcript.refresh();
-    const rest = this.querySelector(".log-pane .rest");
-    if (rest) rest.textContent = `${number(this.#log.head)} events`;
-    this.#noteBelow();
   }
 
   #showPiece() {
@@ -126,12 +125,14 @@ export class LogView extends HTMLElement {
   #choose(seq, from, isOpened) {
     this.#seq = seq;
     if (from === this.#rows) this.#revealSaid(seq);
-    else {
-      this.#rows.active = seq - 1;
-      this.#rows.reveal(seq - 1, "center");
-    }
+    else this.#revealRow(seq);
     const isShown = Boolean(this.parentNode?.querySelector("tk-detail"));
     if (isOpened || isShown) this.dispatchEvent(new CustomEvent("inspect", { detail: new Detail(this.#log, seq, this.#options) }));
+  }
+
+  #revealRow(seq) {
+    this.#rows.active = seq - 1;
+    this.#rows.reveal(seq - 1, "center");
   }
 
   #revealSaid(seq, block = "nearest") {
@@ -153,13 +154,14 @@ export class LogView extends HTMLElement {
     const turn = this.#log.turnAt(seq);
     const isWaited = this.#waits(seq);
     if (!turn) return h("span.band", isWaited && h("b"));
-    const classes = ["band", turn.number % 2 ? "odd" : "even"];
-    if (seq === turn.seq) classes.push("begins");
-    if (seq === turn.end_seq) {
-      classes.push("ends");
-      if (turn.outcome !== "completed") classes.push("cut");
-    }
-    return h("span", { class: classes.join(" "), title: `turn ${turn.number}` }, h("i"), isWaited && h("b"));
+    const isEnd = seq === turn.end_seq;
+    return h("span.band", {
+      class: [
+        turn.number % 2 ? "odd" : "even", seq === turn.seq && "begins", isEnd && "ends",
+        isEnd && turn.outcome !== "completed" && "cut",
+      ],
+      title: `turn ${turn.number}`,
+    }, h("i"), isWaited && h("b"));
   }
 
   /** True while a message waits at a seq. */
@@ -173,16 +175,12 @@ export class LogView extends HTMLElement {
 
   #logRow(seq) {
     const kind = this.#log.kindOf(seq) ?? "";
-    const row = this.#log.row(seq);
     const left = this.#log.left.get(seq);
     const why = this.#log.damaged.get(seq);
-    const event = row?.event;
-    const classes = ["log-row", `tone-${toneOf(kind)}`];
-    if (left) classes.push("has-left");
-    if (why) classes.push("is-damaged");
+    const event = this.#log.row(seq)?.event;
     return {
       data: { seq },
-      content: h("div", { class: classes.join(" ") },
+      content: h("div.log-row", { class: [`tone-${toneOf(kind)}`, left && "has-left", why && "is-damaged"] },
         this.#band(seq),
         h("span.seq", String(seq)),
         h("span.time", event ? clock(event.timestamp) : ""),
@@ -201,17 +199,13 @@ export class LogView extends HTMLElement {
     const event = this.#log.row(seq)?.event;
     const why = this.#log.damaged.get(seq);
     const left = this.#log.left.get(seq);
-    const isCall = ["action", "observation"].includes(kind);
     const isSaid = ["user_message", "agent_message", "system_prompt"].includes(kind);
-    const classes = ["said", `tone-${toneOf(kind)}`];
-    if (isCall) classes.push("is-call");
-    else if (!isSaid) classes.push("is-line");
-    if (kind === "user_message") classes.push("is-user");
-    if (left) classes.push("has-left");
-    const text = why ? `damaged: ${why}` : !event ? null : isSaid ? event.content : kind === "observation" ? event.content : words(event);
+    const text = why ? `damaged: ${why}` : !event ? null : isSaid || kind === "observation" ? event.content : words(event);
     return {
       data: { seq },
-      content: h("div", { class: classes.join(" ") }, this.#band(seq), h("div.bubble",
+      content: h("div.said", {
+        class: [`tone-${toneOf(kind)}`, !isSaid && "is-line", kind === "user_message" && "is-user", left && "has-left"],
+      }, this.#band(seq), h("div.bubble",
         h("div.who",
           h("b", event?.author ?? NAMES[kind] ?? kindName(kind)),
           event && this.#overlapWords(event, seq),
