@@ -29,15 +29,11 @@ class Inspector extends HTMLElement {
   #main = h("main", { id: "main", tabindex: -1 });
   #notices = h("div.away", { role: "status" });
   #chips = h("div.rest");
-  #links = {};
+  #links = { list: h("a", { href: "#/" }, "Conversations"), runtime: h("a", { href: "#/runtime" }, "Runtime") };
   #page = null;
   #self = null;
 
   connectedCallback() {
-    this.#links = {
-      list: h("a", { href: "#/" }, "Conversations"),
-      runtime: h("a", { href: "#/runtime" }, "Runtime"),
-    };
     this.append(
       h("header.top",
         h("a.brand", { href: "#/", "aria-label": "turnkeeper inspector" }, h("img", { src: "icon.svg", alt: "" }), h("span", "turnkeeper inspector")),
@@ -70,13 +66,10 @@ class Inspector extends HTMLElement {
       this.#self = null;
       if (problem.status === 401) return;
     }
-    this.#chips.replaceChildren(
-      ...[
-        this.#self?.is_read_only && h("span.chip.bare", "read-only"),
-        this.#self?.principal && h("span.chip.bare", this.#self.principal),
-        h("button.plain", { "aria-label": "Keys", onclick: () => this.#showKeys() }, h("kbd", "?")),
-      ].filter(Boolean),
-    );
+    show(this.#chips,
+      this.#self?.is_read_only && h("span.chip.bare", "read-only"),
+      this.#self?.principal && h("span.chip.bare", this.#self.principal),
+      h("button.plain", { "aria-label": "Keys", onclick: () => this.#showKeys() }, h("kbd", "?")));
     this.#list.begin(await parametersOf("/v1/search"), await parametersOf("/v1/changes"), Boolean(this.#self?.is_read_only));
     this.#put(null);
     this.#route();
@@ -124,36 +117,29 @@ class Inspector extends HTMLElement {
   }
 
   #askToken() {
-    if (document.querySelector("dialog[open]")) return;
     const input = h("input", { id: "token", type: "password", autocomplete: "off", required: true });
-    const dialog = h("dialog", { "aria-labelledby": "token-title" },
-      h("form", {
-        method: "dialog",
-        onsubmit: () => {
-          setToken(input.value.trim());
-          this.#begin();
-        },
-      },
-      h("h1", { id: "token-title" }, "This server asks for a token"),
-      h("p.quiet", "The token stays in this page's memory and is sent in a header. A reload forgets it."),
-      h("div.field", h("label", { for: "token" }, "Token"), input),
-      h("div.buttons", h("button.main", "Open"))),
-    );
-    dialog.addEventListener("close", () => dialog.remove());
-    this.append(dialog);
-    dialog.showModal();
+    this.#showDialog("This server asks for a token", () => {
+      setToken(input.value.trim());
+      this.#begin();
+    },
+    h("p.quiet", "The token stays in this page's memory and is sent in a header. A reload forgets it."),
+    h("div.field", h("label", { for: "token" }, "Token"), input),
+    h("div.buttons", h("button.main", "Open")));
   }
 
   #showKeys() {
-    if (document.querySelector("dialog[open]")) return;
-    const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("div",
-      h("h1", { id: "keys-title" }, "Keys"),
+    this.#showDialog("Keys", null,
       h("dl.keys", KEYS.map(([keys, does]) => [
         h("dt", keys.split(" ").map((key) => h("kbd", key))), h("dd", does),
       ])),
-      h("form", { method: "dialog" }, h("div.buttons", h("button", { autofocus: true }, "Close"))),
-    ));
-    dialog.addEventListener("close", () => dialog.remove());
+      h("div.buttons", h("button", { autofocus: true }, "Close")));
+  }
+
+  /** Open a dialog, unless one is open; a button in it closes it. */
+  #showDialog(title, onsubmit, ...children) {
+    if (document.querySelector("dialog[open]")) return;
+    const dialog = h("dialog", { "aria-labelledby": "dialog-title", onclose: () => dialog.remove() },
+      h("form", { method: "dialog", onsubmit }, h("h1", { id: "dialog-title" }, title), children));
     this.append(dialog);
     dialog.showModal();
   }
