@@ -19,8 +19,7 @@ export class Travel extends HTMLElement {
   #reads = new AbortController();
   #state = null;
   #stateFrom = null;
-  #viewEvents = []; // by place; undefined: not read
-  #viewReads = new Set();
+  #view = null; // {seq, signal, events by place, parts of it that were asked for}
   #differences = [];
   #shape = "openai-chat";
   #step = null;
@@ -47,6 +46,7 @@ export class Travel extends HTMLElement {
       if (this.#seq === null || this.#isMissed) this.#moved();
     });
     log.addEventListener("rows", () => this.#nameEvent());
+    this.#rows.addEventListener("range", ({ detail: [first, last] }) => this.#readOn(first, last));
   }
 
   get seq() {
@@ -172,8 +172,7 @@ export class Travel extends HTMLElement {
 
   async #load() {
     if (!this.isConnected) return;
-    const reads = (this.#reads = new AbortController());
-    const { signal } = reads;
+    const { signal } = (this.#reads = new AbortController());
     const seq = this.seq;
     this.#isMissed = false;
     if (!this.#main.firstChild) show(this.#main, reading());
@@ -216,8 +215,7 @@ export class Travel extends HTMLElement {
       const isChanged = before && JSON.stringify(read(before)) !== JSON.stringify(value);
       return [h("dt", name), h("dd", { class: isChanged ? "changed" : null }, isChanged ? `${read(before)} → ${value}` : String(value))];
     };
-    const metrics = (of) => of.metrics;
-    const total = (name) => (of) => number(metrics(of)[name] ?? 0);
+    const total = (name) => (of) => number(of.metrics[name] ?? 0);
     const turn = state.running && this.#log.turn(state.running.turn_id);
     show(this.#facts,
       h("section",
@@ -233,7 +231,7 @@ export class Travel extends HTMLElement {
         h("li.ellipsis", h("span.mono.quiet", `${message.message_id} `), message.content.slice(0, 200)))),
       h("section", h("h2", "Tokens"), h("dl.facts",
         fact("in", total("input_tokens")), fact("out", total("output_tokens")), fact("from cache", total("cached_tokens")),
-        fact("cost", (of) => (metrics(of).cost ?? 0).toFixed(4)))),
+        fact("cost", (of) => (of.metrics.cost ?? 0).toFixed(4)))),
       state.tasks.length > 0 && h("section", h("h2", "Tasks"), this.#listOf(state.tasks, (task) =>
         h("li", task.done ? "✓ " : "○ ", task.description))));
   }
@@ -248,29 +246,30 @@ export class Travel extends HTMLElement {
   // --- the view ---
 
   async #loadView(seq, signal) {
-    const found = await this.#log.ask("/view", { query: { at: seq, offset: 0, limit: WINDOW, brief: BRIEF }, signal });
-    this.#viewEvents = found.events;
-    this.#viewReads = new Set([0]);
-    this.#showRows(found.count, `What the model sees at seq ${number(seq)}: ${plural(found.count, "event")}`, "The model sees nothing yet");
-    this.#rows.onrange = ({ detail: [first, last] }) => {
-      for (let part = Math.floor(first / WINDOW); part <= Math.floor(last / WINDOW); part += 1) this.#readWindow(seq, part, signal);
-    };
-    if (!this.#rows.isBound) this.#rows.addEventListener("range", (event) => this.#rows.onrange?.(event));
-    this.#rows.isBound = true;
+    const view = { seq, signal, events: [], parts: new Set() };
+    const count = await this.#readPart(view, 0);
+    this.#view = view;
+    this.#showRows(count, `What the model sees at seq ${number(seq)}: ${plural(count, "event")}`, "The model sees nothing yet");
   }
 
-  async #readWindow(seq, part, signal) {
-    if (this.#viewReads.has(part) || this.#mode !== "view") return;
-    this.#viewReads.add(part);
-    try {
-      const found = await this.#log.ask("/view", { query: { at: seq, offset: part * WINDOW, limit: WINDOW, brief: BRIEF }, signal });
-      found.events.forEach((event, n) => {
-        this.#viewEvents[part * WINDOW + n] = event;
+  /** Read a part of a view; return how many events the whole view has. */
+  async #readPart({ seq, signal, events, parts }, part) {
+    parts.add(part);
+    const offset = part * WINDOW;
+    const found = await this.#log.ask("/view", { query: { at: seq, offset, limit: WINDOW, brief: BRIEF }, signal });
+    found.events.forEach((event, n) => (events[offset + n] = event));
+    return found.count;
+  }
+
+  #readOn(first, last) {
+    const view = this.#view;
+    if (this.#mode !== "view" || !view) return;
+    for (let part = Math.floor(first / WINDOW); part <= Math.floor(last / WINDOW); part += 1) {
+      if (view.parts.has(part)) continue;
+      this.#readPart(view, part).then(() => this.#rows.refresh(), (problem) => {
+        view.parts.delete(part);
+        this.#isMissed = problem.status === 0;
       });
-      this.#rows.refresh();
-    } catch (problem) {
-      this.#viewReads.delete(part);
-      this.#isMissed = problem.status === 0;
     }
   }
 
@@ -282,14 +281,13 @@ export class Travel extends HTMLElement {
     }
     if (this.#rows.parentNode !== this.#main) show(this.#main, head, this.#rows);
     else this.#main.firstChild.replaceWith(head);
-    this.#rows.onrange = null;
     this.#rows.count = count;
     this.#rows.refresh();
   }
 
   #render(index) {
     const isView = this.#mode === "view";
-    const [event, how] = isView ? [this.#viewEvents[index], ""] : this.#differences[index] ?? [];
+    const [event, how] = isView ? [this.#view?.events[index], ""] : this.#differences[index] ?? [];
     if (!event) return { content: h("div.seen", h("div.who", "…"), h("div.text", " ")) };
     const text = "content" in event ? plainText(event.content) : words(event);
     const cut = event.cut?.content;
