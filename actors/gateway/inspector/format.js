@@ -112,6 +112,9 @@ export function words(event) {
 /** Return the name of a kind as people read it. */
 export const kindName = (kind) => kind.replaceAll("_", " ");
 
+/** Return how a turn ended, as people read it. */
+export const outcomeOf = (turn) => kindName(turn.outcome) || "runs";
+
 /** Return who wrote an event; the log and the transcript colour it by that. */
 export function toneOf(kind) {
   if (kind === "user_message" || kind === "message_queued") return "user";

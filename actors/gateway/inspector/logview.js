@@ -2,7 +2,7 @@
 
 import { h, segments, show } from "./dom.js";
 import { Detail } from "./detail.js";
-import { clock, duration, kindName, number, plainText, toneOf, words } from "./format.js";
+import { clock, duration, kindName, number, outcomeOf, plainText, toneOf, words } from "./format.js";
 import { placeOf } from "./api.js";
 import { Rows } from "./rows.js";
 
@@ -239,7 +239,7 @@ export class LogView extends HTMLElement {
     if (turn) {
       const isOver = turn.to_ms !== null;
       parts.push(h("span", { class: `chip ${!isOver ? "running" : turn.outcome === "completed" ? "finished" : "bad"}` },
-        isOver ? turn.outcome.replace("_", " ") : "runs"));
+        outcomeOf(turn)));
       if (isOver) parts.push(h("span", duration(turn.to_ms - turn.from_ms)));
     }
     return {

@@ -125,9 +125,8 @@ export class Runtime extends HTMLElement {
 
   #render(index) {
     const [actor, depth, path] = this.#actors[index];
-    const isBusy = actor.mailbox_depth > 0;
     return {
-      content: h("div", { class: `tree-row${isBusy ? " is-busy" : ""}` },
+      content: h("div.tree-row", { class: [actor.mailbox_depth > 0 && "is-busy"] },
         h("span.ellipsis", `${"\u2003".repeat(depth)}${actor.name} `, h("span.quiet", actor.kind)),
         h("span.ellipsis", actor.effects.length ? `${actor.state} · ${actor.effects.join(", ")}` : actor.state),
         h("span.depth", number(actor.mailbox_depth)),

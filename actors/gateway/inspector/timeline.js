@@ -4,7 +4,7 @@
 
 import { placeOf } from "./api.js";
 import { eachFrame, empty, h, show, svg, whenQuiet } from "./dom.js";
-import { duration, number, oneLine, plural, wholeTime } from "./format.js";
+import { duration, kindName, number, oneLine, outcomeOf, plural, wholeTime } from "./format.js";
 
 const PAD = 11;
 const STRIP = 16; // messages
@@ -20,7 +20,7 @@ const ENDS = { completed: ["✓", "tl-good"], interrupted: ["✕", "tl-bad"], ro
 
 export class Timeline extends HTMLElement {
   #log;
-  #bars = new Map(); // turn id → {upTo, rows, said}
+  #bars = new Map(); // turn id → {upTo, rows}
   #tops = [0];
   #opened = null; // the turn that the axis spans
   #active = -1;
@@ -106,8 +106,8 @@ export class Timeline extends HTMLElement {
     try {
       const found = await this.#log.ask("/bars", { query: { first: missing[0].seq, last: missing.at(-1).seq } });
       for (const turn of missing) {
-        const { bars, said_ms: said } = found.turns[turn.turn_id] ?? { bars: [], said_ms: [] };
-        this.#bars.set(turn.turn_id, { upTo: turn.last_seq, rows: packed(bars), said });
+        const { bars } = found.turns[turn.turn_id] ?? { bars: [] };
+        this.#bars.set(turn.turn_id, { upTo: turn.last_seq, rows: packed(bars) });
       }
     } catch {
       return;
@@ -119,10 +119,14 @@ export class Timeline extends HTMLElement {
     this.#draw();
   }
 
+  #rowsOf(turn) {
+    return this.#bars.get(turn.turn_id)?.rows ?? [];
+  }
+
   /** Return when a turn ended, or the last time that is known of a turn that has not. */
   #endOf(turn) {
     if (turn.to_ms !== null) return turn.to_ms;
-    const ends = (this.#bars.get(turn.turn_id)?.rows ?? []).flat().map((bar) => bar.to_ms ?? bar.from_ms);
+    const ends = this.#rowsOf(turn).flat().map((bar) => bar.to_ms ?? bar.from_ms);
     const known = Math.max(turn.from_ms, ...ends);
     return Date.now() - known < OPEN_MS_MAX ? Date.now() : known + 1_000;
   }
@@ -233,15 +237,13 @@ export class Timeline extends HTMLElement {
   #lane(turn, index, y, axis, left, width) {
     const height = this.#height(turn);
     const end = this.#endOf(turn);
-    const known = this.#bars.get(turn.turn_id);
-    const classes = ["tl-lane", index % 2 ? "odd" : "", index === this.#active ? "is-active" : ""].join(" ");
-    const ground = box(classes, 0, y, width, height, { turn: index });
+    const ground = box(["tl-lane", index % 2 && "odd", index === this.#active && "is-active"], 0, y, width, height, { turn: index });
     const bars = [];
     const x0 = axis.toX(turn.from_ms);
     const x1 = Math.max(x0 + 3, axis.toX(end));
     const top = y + PAD + STRIP;
     bars.push(box(`tl-turn ${turn.outcome}`, x0, top - 2, x1 - x0, height - PAD * 2 - STRIP + 4, { turn: index }));
-    for (const [n, row] of (known?.rows ?? []).entries()) bars.push(...this.#row(row, n, top + n * ROW, axis, end, x1, index));
+    for (const [n, row] of this.#rowsOf(turn).entries()) bars.push(...this.#row(row, n, top + n * ROW, axis, end, x1, index));
     const [glyph, tone] = ENDS[turn.outcome] ?? ["…", "tl-quiet"];
     const ended = `${glyph} ${turn.outcome === "failed" ? failureOf(turn) : ""}`.trim();
     const isRoomy = ended.length < 2 || x1 + 8 + widthOf(ended) < width;
@@ -262,7 +264,7 @@ export class Timeline extends HTMLElement {
   }
 
   #title(turn, index, y, left, untold) {
-    const outcome = turn.outcome ? turn.outcome.replace("_", " ") : "runs";
+    const outcome = outcomeOf(turn);
     const room = left - 24;
     const tone = turn.outcome === "completed" ? "tl-quiet" : "tl-quiet tl-bad";
     return svg("g", { data: { turn: index } },
@@ -305,14 +307,16 @@ export class Timeline extends HTMLElement {
   /** Draw a message, how long it waited, and its text if there is room between two places. */
   #message(message, n, y, axis, index, free, end) {
     const at = axis.toX(message.at_ms);
-    const joined = axis.toX(message.joined_ms ?? Date.now());
+    const joinedMs = message.joined_ms ?? Date.now();
+    const joined = axis.toX(joinedMs);
     const shapes = [];
-    if (joined - at > 1) {
+    const isWaited = joined - at > 1;
+    if (isWaited) {
       shapes.push(box(message.steers ? "tl-steer" : "tl-queue", at, y + 4, joined - at, 7, { turn: index, message: n }),
         path("tl-join", `M${joined} ${y + 7}V${y + STRIP + ROW}`));
     }
     shapes.push(path("tl-user", `M${at} ${y + 1}l6 6.5l-6 6.5l-6 -6.5z`, { turn: index, message: n }));
-    const waited = joined - at > 1 ? `${message.steers ? "joins after" : "waits"} ${duration((message.joined_ms ?? Date.now()) - message.at_ms)}` : "";
+    const waited = isWaited ? `${message.steers ? "joins after" : "waits"} ${duration(joinedMs - message.at_ms)}` : "";
     let upTo = joined;
     const put = (words, isOver) => {
       const size = widthOf(words) + 4;
@@ -385,14 +389,14 @@ export class Timeline extends HTMLElement {
       this.#said.textContent = `${plural(this.#log.turns.length, "turn")}. The axis spans the turns in sight; Enter opens one.`;
       return;
     }
-    const parts = [`Turn ${turn.number}, ${turn.outcome.replace("_", " ") || "runs"}, ${duration(this.#endOf(turn) - turn.from_ms)}`];
+    const parts = [`Turn ${turn.number}, ${outcomeOf(turn)}, ${duration(this.#endOf(turn) - turn.from_ms)}`];
     if (turn.cut_by) {
       const by = this.#log.turns.flatMap((other) => other.messages).find((each) => each.message_id === turn.cut_by);
       parts.push(`cut off by “${oneLine(by?.text ?? turn.cut_by, 60)}”`);
     }
     if (turn.outcome === "failed" && turn.detail) parts.push(oneLine(turn.detail, 120));
     const sums = new Map();
-    for (const bar of (this.#bars.get(turn.turn_id)?.rows ?? []).flat()) {
+    for (const bar of this.#rowsOf(turn).flat()) {
       const name = WAITS[bar.kind] ?? (bar.kind === "model" ? "model" : "tools");
       sums.set(name, (sums.get(name) ?? 0) + (bar.to_ms ?? this.#endOf(turn)) - bar.from_ms);
     }
@@ -411,7 +415,7 @@ export class Timeline extends HTMLElement {
       lines.push(oneLine(message.text, 120), `came at seq ${number(message.seq)}`);
       if (message.joined_ms > message.at_ms) lines.push(`${message.steers ? "joined after" : "waited"} ${duration(message.joined_ms - message.at_ms)}`);
     } else {
-      const bar = this.#bars.get(turn.turn_id).rows[row][at];
+      const bar = this.#rowsOf(turn)[row][at];
       lines.push(`${WAITS[bar.kind] ?? bar.kind} ${bar.name}`, `${duration((bar.to_ms ?? this.#endOf(turn)) - bar.from_ms)} ${bar.outcome}`, `seq ${number(bar.seq)}${bar.end_seq ? ` to ${number(bar.end_seq)}` : ""}`);
     }
     this.#tip.textContent = lines.join("\n");
@@ -424,7 +428,7 @@ export class Timeline extends HTMLElement {
     if (!target) return;
     const turn = this.#log.turns[target.dataset.turn];
     const { row, bar, message } = target.dataset;
-    const found = row !== undefined ? this.#bars.get(turn.turn_id).rows[row][bar] : turn.messages[message];
+    const found = row !== undefined ? this.#rowsOf(turn)[row][bar] : turn.messages[message];
     if (found) location.hash = placeOf(this.#log.id, "log", found.seq);
     else this.#choose(Number(target.dataset.turn));
   }
@@ -439,7 +443,7 @@ export class Timeline extends HTMLElement {
       [bar("tl-queue"), "waits for its turn"], [bar("tl-steer"), "joins a running turn"],
       [mark(path("tl-cut", "M12 12V5"), path("tl-bad", "M12 0l4.5 7h-9z")), "it cuts a turn off"],
       [mark(box("tl-bad", 11, 0, 3, 12)), "ended before it was complete"],
-      ...Object.entries(ENDS).map(([outcome, [glyph, tone]]) => [h("b", { class: tone }, glyph), outcome.replace("_", " ")]),
+      ...Object.entries(ENDS).map(([outcome, [glyph, tone]]) => [h("b", { class: tone }, glyph), kindName(outcome)]),
     ].map(([shape, words]) => h("span", shape, words)));
   }
 }
