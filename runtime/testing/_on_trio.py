@@ -1,13 +1,15 @@
 """The scheduler of trio: one step of one task at a time. Uses private parts of trio.
 
-Trio lets a test suite make each batch of runnable tasks deterministic, by a flag and a generator
-that shuffles the batch. This module takes the place of that generator for one run. It leaves one
-task in the batch, and after each step of a task it puts the next one there, so that trio does not
-look for I/O between two steps. Its clock jumps to the next deadline when no task can run. The
-generator is one for the whole process, so the loops of other threads are given trio's own.
+Trio has a flag that makes the order of each batch of runnable tasks deterministic, and a random
+generator that shuffles the batch. For one run, `TrioScheduler` sets the flag and takes the
+generator's place. It leaves one task in the batch, and after each step it puts the next task there.
+So trio itself steps every task, and does not look for I/O between two steps. The scheduler is also
+trio's clock, which jumps to the next deadline when no task can run.
 
-These names are private to trio. Only `find_trio_parts` looks them up; it raises an error that names
-the missing ones if trio has changed.
+The generator serves the whole process, so calls from other threads are passed on to trio's own.
+
+The flag, the generator and the parts of trio's runner are private to trio. `find_trio_parts` checks
+that they are there; if trio has changed, it raises an error that names the missing ones.
 """
 
 from __future__ import annotations
@@ -85,9 +87,9 @@ _age: Callable[[trio.lowlevel.Task], int] = attrgetter("_counter")  # see find_t
 
 
 class _Instruments(dict[str, None]):
-    """Takes the place of trio's table of instruments, which it looks into four times a step.
+    """Takes the place of trio's table of instruments, which trio looks into four times a step.
 
-    It knows one hook, which it calls directly; trio's looks for the instruments of each.
+    It has a single hook, and calls that directly. Trio's table looks up the instruments of a hook.
     """
 
     def __init__(self, call: Callable[[str, trio.lowlevel.Task], None]) -> None:
@@ -102,7 +104,7 @@ class _Instruments(dict[str, None]):
 
 
 class _Sleeper:
-    """A task that waits for a time; once it has left its wait, it has no waker."""
+    """A task that sleeps. Its waker is None once it was woken or cancelled."""
 
     __slots__ = ("waker",)
 
@@ -128,7 +130,7 @@ class _Alarm:
 
 
 class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
-    """Trio uses it as its clock, as its instrument, and as its generator of random numbers."""
+    """Is trio's clock and its generator of random numbers, and is called after each step."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._deadlines: Any = None
         self._next_deadline: Callable[[], float] = lambda: math.inf
         self._places: list[trio.lowlevel.Task] = []
-        """Trio's batch: it steps whatever is put here."""
+        """The batch that trio goes through: trio steps each task that is put here."""
         self._error: Exception | None = None
         self._thread = 0
         self._others: Any = None
@@ -178,7 +180,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Wait as `trio.sleep` does, for a tenth of its cost: without a cancel scope."""
+        """Wait as `trio.sleep` does; costs a tenth of it, because it opens no cancel scope."""
         if seconds <= 0.0:
             await trio.lowlevel.checkpoint()
             return
@@ -198,11 +200,11 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._park = parking()
 
     def scope(self, seconds: float = math.inf) -> Scope:
-        """Return one of trio's own, which costs less than one of anyio's around it."""
+        """Return a scope of trio's; one of anyio's wraps it, and costs more."""
         return trio.CancelScope(deadline=self._now + seconds)
 
     def open_tasks(self) -> AbstractAsyncContextManager[Tasks]:
-        """Open one of trio's own, in which a task costs less than in one of anyio's."""
+        """Open a nursery of trio's, in which a task costs less than in a group of anyio's."""
         return trio.open_nursery()
 
     def _next_wake_up(self) -> float:
@@ -240,7 +242,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     # --- trio's generator of random numbers ------------------------------------------------------
 
     def shuffle(self, batch: list[trio.lowlevel.Task]) -> None:
-        """Leave one task in the batch. Trio calls this when it has looked for I/O."""
+        """Leave one task in the batch. Trio calls this after it has looked for I/O."""
         if threading.get_ident() != self._thread:
             self._others.shuffle(batch)
             return
@@ -259,7 +261,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._place_next()
 
     def _meet(self, runner: Any) -> None:  # noqa: ANN401 - trio's own
-        """Keep the parts of trio's runner that are looked at in every step."""
+        """Keep the parts of trio's runner that each step needs, and set the hook after steps."""
         self._runner = runner
         runner.instruments = _Instruments(self._after_task_step)
         self._runq = runner.runq
@@ -269,18 +271,18 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._next_deadline = runner.deadlines.next_deadline
 
     def random(self) -> float:
-        """Return a number that trio does not use when the flag is set."""
+        """Return any number: trio does not use it while the flag is set."""
         return 0.0 if threading.get_ident() == self._thread else float(self._others.random())
 
     def uniform(self, low: float, high: float) -> float:
         if threading.get_ident() == self._thread:
-            return low  # not used either
+            return low  # trio does not use this one either
         return float(self._others.uniform(low, high))
 
     # --- trio's instrument -----------------------------------------------------------------------
 
     def _after_task_step(self, hook: str, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's
-        """Put the next task into the batch, if trio need not look at anything before."""
+        """Put the next task into the batch, unless trio has to do something else first."""
         # This runs after every step: it avoids calls and look-ups at the price of some length.
         ready = self._ready
         if self._is_over:
@@ -294,7 +296,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             self._give_back()
             return
         if not new and not ready and not self._runner.waiting_for_idle:
-            # Only sleepers of ours are due next: trio need not look for I/O before the jump.
+            # One of our own sleepers is due next: trio need not look for I/O before the jump.
             due = self._next_wake_up()
             if due < self._next_deadline():
                 self._jump(due)
@@ -306,7 +308,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
                 new.clear()
         if ready:
             scopes = self._deadlines._heap  # noqa: SLF001 - found above; trio replaces the list
-            # The first may be of a scope that has ended, which `next_deadline` drops.
+            # The first may belong to a scope that has ended: `next_deadline` drops it.
             now = self._now
             if not scopes or scopes[0][0] > now or self._next_deadline() > now:
                 try:
@@ -331,7 +333,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
             self._places.append(task)
 
     def _give_back(self) -> None:
-        """Show trio the tasks that can run: without them it would find the loop idle."""
+        """Give trio the tasks that can run; without them it would take the loop for idle."""
         self._runq.extend(self._ready)
 
     # --- trio's clock ----------------------------------------------------------------------------
@@ -343,14 +345,14 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Let the time jump to the next deadline: trio asks when no task can run."""
+        """Jump to the next deadline; return how long trio may wait. Called when no task can run."""
         runner = self._runner
         if runner is None or self._calls or self._idempotent_calls:
             return 0.0
         if self._error is not None:
             return 0.0  # `shuffle` raises it as soon as trio has looked for I/O
         if runner.waiting_for_idle:
-            return _REAL_WAIT_S  # tasks wait for the loop to be idle, as it is before the jump
+            return _REAL_WAIT_S  # trio first wakes the tasks that wait for an idle loop
         deadline = min(deadline, self._next_wake_up())
         if deadline < math.inf:
             self._jump(deadline)

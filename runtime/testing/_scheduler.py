@@ -32,8 +32,8 @@ Entry = TypeVar("Entry")
 
 _PCT_CHANGES = 3
 _PCT_RUN_MAX = 64
-"""How often in a row the highest priority may run past others. A task that waits by yielding would
-otherwise starve the task that it waits for."""
+"""How often in a row the task of the highest priority may overtake others. Without this bound, a
+task that waits by yielding would starve the task that it waits for."""
 _CLEAN_UP_STEPS_MAX = 200_000
 
 
@@ -62,7 +62,7 @@ class Scope(Protocol):
     @property
     def cancelled_caught(self) -> bool: ...
 
-    # Any: the backends differ in what they call their parameters and take for a reason.
+    # Any: the backends name their parameters differently, and take different types of reasons.
     @property
     def cancel(self) -> Callable[[], Any]: ...
 
@@ -79,7 +79,7 @@ class Scope(Protocol):
 
 
 class Scheduler(ABC, Generic[Entry]):
-    """Decides which entry runs next. Each backend has one that feeds it."""
+    """Decides which entry runs next. Each backend has a subclass, which supplies the entries."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Scheduler(ABC, Generic[Entry]):
         """If set, each step is reported to it."""
         self.steps = 0
         self.look: Callable[[], None] = lambda: None
-        """Called before the step `looks_at`, and before each after it until that is moved."""
+        """Called before the step `looks_at` and each later one, until `looks_at` is set anew."""
         self.looks_at: float = math.inf
         self.ended_at_s = 0.0
         self.node_steps: dict[str, int] = {}
         self._trace: list[int] = []
-        """The numbers of the entries that took a step, and of the texts among them."""
+        """The number of the entry of each step, and the checksum of each text in between."""
         self._ready: list[Entry] = []
         self._known: dict[Entry, tuple[int, Node | None]] = {}
         """Each entry's number, in the order in which they were first chosen, and the node whose
@@ -180,7 +180,7 @@ class Scheduler(ABC, Generic[Entry]):
         return hashlib.blake2b(array("Q", self._trace).tobytes(), digest_size=8).hexdigest()
 
     def tasks(self) -> list[tuple[object, str, object]]:
-        """Return the tasks of all that is alive, with their names and coroutines."""
+        """Return the tasks of the world and its living nodes, with their names and coroutines."""
         return [
             self._seen(entry)
             for entry in self._entries()
@@ -188,7 +188,7 @@ class Scheduler(ABC, Generic[Entry]):
         ]
 
     def traced(self, text: str) -> None:
-        """Make a text part of the trace."""
+        """Add a text to the trace."""
         if not self._is_over:
             self._trace.append(zlib.crc32(text.encode()))
 
@@ -217,7 +217,7 @@ class Scheduler(ABC, Generic[Entry]):
         self._is_over = True
 
     def forget(self) -> None:
-        """Drop the world and its tasks, most of which then need no collector."""
+        """Drop the world and its tasks; most are then freed without the garbage collector."""
         self.simulation = None
         self._takes.close()
         self._known.clear()
@@ -313,7 +313,7 @@ class Scheduler(ABC, Generic[Entry]):
             raise RuntimeError("the world does not end when it is cancelled")
 
     def _failed(self, error: Exception) -> None:
-        """Report an error of a step that could not be chosen, such as that of a check."""
+        """Report an error that came while a step was chosen, such as that of a check."""
         self._is_over = True
         assert self.simulation is not None, "a scheduler takes steps inside a run"
         self.simulation.is_over = False
@@ -327,9 +327,9 @@ class Scheduler(ABC, Generic[Entry]):
     # --- policies --------------------------------------------------------------------------------
 
     def _chooser(self) -> Callable[[list[Entry]], int]:
-        """Return the function that draws the place of the entry that runs next, of at least two.
+        """Return the function that draws which of two or more entries runs next, by its place.
 
-        The oldest is 0.
+        The entry that became ready first is at 0.
         """
         tape, policy = self._tape, self._policy
         if tape.is_played or policy == "random":
