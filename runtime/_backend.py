@@ -170,8 +170,8 @@ Park: TypeAlias = Callable[[Woken], Awaitable[None]]
 def parking() -> Park:
     """Return the function that parks a task of the running loop until it is woken.
 
-    It saves a task that waits often from looking up the loop each time. A one-shot that it is given
-    must not be done.
+    With this function, a task that waits often looks up the loop only once. A one-shot that is
+    passed to it must not be done.
     """
     trio_module = _trio()
     if trio_module is not None:
@@ -201,10 +201,11 @@ def _park_trio(lowlevel: Any, awaited: Woken) -> Awaitable[None]:  # noqa: ANN40
 
 
 class Bell(Protocol):
-    """Wakes the one task that waits for it, as often as it is rung; no ring is kept.
+    """Wakes the one task that waits for it, as often as it is rung.
 
-    For a task that waits often, and looks for itself what there is to do. A thousand bells that are
-    rung together wake a thousand tasks for little more than their first steps cost.
+    A ring while no task waits has no effect. So the task has to check for work before each wait. A
+    bell is for tasks that wait often: a thousand bells that are rung together wake a thousand tasks
+    for little more than their first steps cost.
     """
 
     @property
@@ -391,9 +392,9 @@ class _LoneAsyncioBell:
 class _TrioBell:
     """Wakes a trio task, again and again.
 
-    `wait_task_rescheduled` passes a message to trio's loop, which says how the wait is aborted, and
-    the loop sends an outcome back. Both are the same each time, and making them takes a third of
-    what a wake costs, so they are made once.
+    `wait_task_rescheduled` passes trio's loop a message that says how to abort the wait, and the
+    loop sends back an outcome. Both are the same each time. Making them takes a third of the time
+    of a wake-up, so they are made once.
     """
 
     __slots__ = ("_current_task", "_lowlevel", "_message", "_place")
@@ -424,9 +425,10 @@ class _TrioBell:
     # Any: the outcome that trio sends.
     @types.coroutine
     def wait(self, parked: Woken | None = None) -> Generator[object, Any, None]:
-        """Wait for the next ring; one that parks a task is a spare bell again when the wait ends.
+        """Wait for the next ring.
 
-        `parked`: the object whose waker this bell is.
+        `parked`: the object whose waker this bell is, if `_park_trio` lent it the bell. When the
+        wait ends, the bell becomes a spare one again.
         """
         if self._place.is_waiting:
             raise RuntimeError(_TAKEN)
@@ -519,7 +521,7 @@ def checkpointing() -> Callable[[], Awaitable[object]]:
 
 
 def pausing() -> Callable[[], Awaitable[object]]:
-    """Return a function that does as that of `checkpointing`, and also delivers a cancellation."""
+    """Return a function like that of `checkpointing` that also delivers a cancellation."""
     trio_module = _trio()
     if trio_module is not None:
         return cast("Callable[[], Awaitable[object]]", trio_module.lowlevel.checkpoint)

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 __all__ = ["WAITS_FOR_ASKER", "Cell", "Directory", "Spec", "Watcher"]
 
 WAITS_FOR_ASKER: Final = "it is ending, and waits for its asker to end first"
-_KILLED: Final = "it was cancelled, for it did not end in time"
+_KILLED: Final = "it was cancelled because it did not end in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Directory(Protocol):
 
 
 class Cell(Mailbox):
-    """One actor's place: refs point to it."""
+    """One actor's place in the runtime; the actor's refs point to it."""
 
     __slots__ = (
         "_alarm",
@@ -254,7 +254,8 @@ class Cell(Mailbox):
     def set_result(self, _: None, /) -> None:
         """Have a worker step the cell: the one-shot that its handler waits for is set.
 
-        So a cell can be the `Waker` of a one-shot. A resident's never is: its own task waits.
+        This method makes the cell the `Waker` of that one-shot. The handler of a resident waits in
+        its own task, so a resident's cell is never a `Waker`.
         """
         self.system.pool.submit(self)
 
@@ -338,7 +339,7 @@ class Cell(Mailbox):
     def close_short_way(self) -> None:
         """Have all mail go the long way, which checks its sender: the runtime is closing."""
         if self.at_rest:
-            # These two are what the short way looks at.
+            # The short way looks at these two.
             self.is_parked = False
             self.capacity = 0
 
@@ -566,7 +567,7 @@ class Cell(Mailbox):
         return None
 
     def new_context(self) -> Context:
-        """Return a context for the actor in which no variable is set that is its own."""
+        """Return a copy of `base_context` in which this actor is the running one."""
         context = self.base_context.copy()
         context.run(current_actor.set, self)
         if context.get(in_effect):

@@ -1,12 +1,12 @@
 """Short collections of garbage, however many actors are held in memory.
 
 A full collection looks at every object that may hold others: with 50,000 active conversations
-these are two million, and the loop stands still meanwhile. Most of them live long. So all that has
-survived a collection is frozen here (`gc.freeze`), and later collections pass it over. They look at
-what came since, and come often enough to find little.
+these are two million, and the loop stands still meanwhile. Most of them live long. So this module
+freezes all objects that have survived a collection (`gc.freeze`). Later collections skip them and
+look only at newer objects, and come often enough to find few.
 
-A frozen object goes as soon as nothing holds it, as always. A circle of frozen objects is never
-collected: the runtime leaves none behind when an actor ends, but code of an application may.
+A frozen object is still freed when the last reference to it goes. A reference cycle of frozen
+objects is never freed: the runtime leaves none behind when an actor ends, but an application may.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Freezer"]
 
 _LOOK_EVERY_S: Final = 0.05
 # By default a collection of the middle generation comes after 7,000 new objects, and a full one
-# after eleven of those. We collect earlier, when the loop is quiet; so a full one never comes.
+# after eleven of those. We collect earlier, when the loop is quiet, so Python begins no full one.
 _DUE_AFTER: Final = 2
 _OVERDUE_AFTER: Final = 5
 

@@ -34,7 +34,7 @@ __all__ = ["UNANSWERED", "Incarnation", "Offspring", "Place", "Watch"]
 UNANSWERED: Final = "it ended before it answered"
 _UNSET: Final = object()
 _REFERENCES_AT_REST: Final = 2
-"""To a context that no token refers to: the incarnation's, and that of the call which counts."""
+"""The references to a context without tokens: the incarnation's, and that of the counting call."""
 
 
 class Place(Protocol):
@@ -124,13 +124,13 @@ class Incarnation:
         return context
 
     def drop_context(self, base: Context) -> None:
-        """Let go of the context of an actor at rest if its variables are as in `base`, still.
+        """Drop the context of an actor at rest, unless one of its variables differs from `base`.
 
-        It is made anew for the next message. Of most actors that saves three objects, each of which
-        the garbage collector looks at.
+        The next message makes another one. For most actors this leaves the garbage collector three
+        objects less to look at.
         """
-        # A second reference is that of a token, for a variable that was set to what it was. The
-        # handler of a later message may reset it, which is possible in this very context alone.
+        # Any further reference is a token's, of a variable that was set to the value that it had. A
+        # later handler may reset the variable with it, which works in this context only.
         if self._context is None or sys.getrefcount(self._context) > _REFERENCES_AT_REST:
             return
         for variable, value in self._context.items():
@@ -205,7 +205,7 @@ class Incarnation:
             self.report_late(error, found)
 
     def report_late(self, error: BaseException, found: str) -> None:
-        """Report an error that is no further failure, because the incarnation is ending."""
+        """Report an error that does not fail the incarnation, because it is ending already."""
         self.system.report(Failure(self.name, error, f"{found}; it was ending already"))
 
     def go_on(self) -> None:

@@ -167,6 +167,10 @@ class Runtime:
         may wait, and what happens to further ones. A `resident` actor keeps one task for life, in
         which it may hold open what it enters with `async with`. `supervision`, if given, decides
         about this actor's failures before the runtime's does, and counts its restarts separately.
+
+        Raises `ValueError` if an actor of this name is there already, `TypeError` for an actor in
+        place of its factory, and `ActorEnded` if the runtime is closing. Raises `RuntimeError`
+        outside of the runtime's `async with`, and in another thread than that of its loop.
         """
         self._check_entered()
         return self._root.spawn(
@@ -174,7 +178,10 @@ class Runtime:
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor; `supervision` says which of its actors restart or stop together."""
+        """Start a supervisor; `supervision` says which of its actors restart or stop together.
+
+        Raises as `spawn` does.
+        """
         self._check_entered()
         return self._root.spawn_supervisor(name, supervision)
 
@@ -196,7 +203,8 @@ class Runtime:
 
         An actor that was idle for `idle_s` seconds is passivated. While more than `active_max` are
         active, the one that is idle longest is passivated. If the actor of a key fails too often,
-        messages to the key are refused for `refuse_s` seconds.
+        messages to the key are refused for `refuse_s` seconds. Raises as `spawn` does, and
+        `ValueError` for a number out of its range.
         """
         self._check_entered()
         if idle_s is not None:
@@ -304,10 +312,12 @@ class Runtime:
         self._is_open = True
 
     async def _run_host(self, ready: OneShot[None]) -> None:
-        """Hold all tasks until the runtime is left, then close it. May be left behind itself.
+        """Hold all tasks until the runtime is left, then close it.
 
-        The runtime is closed here and not in the task that leaves it, which may be cancelled
-        natively at any time. So may this one, at the end of its loop or by a library.
+        This has a task of its own, because the task that leaves the runtime may be cancelled
+        natively at any time. A library, or the end of the loop, may cancel this one natively too:
+        `_stay` and `persist` deal with that. If an actor's code never ends, neither does this task,
+        and the runtime leaves it behind.
         """
         system = self._system
         try:

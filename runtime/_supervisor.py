@@ -42,7 +42,7 @@ _DEFAULT_SPEC = Spec(MailboxSettings())
 
 
 def check_factory(factory: object, name: str) -> None:
-    """Raise `TypeError` if this cannot make an actor; most often, an actor is given."""
+    """Raise `TypeError` unless this can be called; the usual mistake is to give an actor."""
     if not callable(factory):
         kind = type(factory).__name__
         raise TypeError(
@@ -103,10 +103,12 @@ class Supervisor:
     ) -> Ref[M]:
         """Start an actor and return its ref; its `on_start` runs soon, before any message.
 
-        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. Raises `TypeError` for an
-        actor in place of its factory.
-        `supervision` is for this one child, in place of this supervisor's, and with a count of its
-        own. If the child restarts too often by that count, this supervisor judges the failure.
+        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. `supervision` is for this
+        one child, in place of this supervisor's, and with a count of its own. If the child restarts
+        too often by that count, this supervisor judges the failure.
+
+        Raises `ValueError` if a child of this name is there already, `TypeError` for an actor in
+        place of its factory, and `ActorEnded` once this supervisor or the runtime is stopping.
         """
         check_factory(factory, name)
         if mailbox is not None:

@@ -1,7 +1,7 @@
 """The bounds on user code: it is cancelled after a while, and given up if that has no effect.
 
-Owns the one alarm that a cell has armed. Three times are bounded: that of the current message
-once the cell is told to stop, that of a clean-up, and that which cancelled code takes to end.
+Owns the one alarm that a cell has armed. It bounds how long the current message may go on once the
+cell is told to stop, how long a clean-up may take, and how long cancelled code may take to end.
 Alarms run in the clock's task, so user code is bounded from outside.
 """
 

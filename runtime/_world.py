@@ -111,7 +111,7 @@ class World:
         return self._tasks is not None
 
     def check_home(self, actor: str) -> None:
-        """Raise if another thread than that of the runtime's loop calls."""
+        """Raise `RuntimeError` if the caller is not in the thread of the runtime's loop."""
         if get_ident() != self.home:
             raise RuntimeError(
                 f"{actor} was called from another thread than its runtime's; nothing happened; "

@@ -121,7 +121,10 @@ class DaemonThreads:
         return self.abandoned >= self._abandoned_max
 
     async def __call__(self, function: Callable[[], T]) -> T:
-        """Return or raise the function's result; it sees the caller's context variables."""
+        """Run the function in a thread, in a copy of the caller's context; return its result.
+
+        Raises the function's own error, and `TooManyThreads`.
+        """
         if self.is_exhausted:
             raise TooManyThreads(self.abandoned)
         answer: OneShot[T] = OneShot()
