@@ -13,8 +13,8 @@ an action is durable before its effect starts; no model, tool or condenser is aw
 
 If a commit fails, every caller of the batch gets the journal's own error, and this actor is
 discarded with its working state. Its supervisor starts another, which claims the next epoch, reads
-the log, and ends the turn that was cut off. The log survives a crash; a partial answer is lost with
-the process, and kept over an interrupt.
+the log, and ends the turn that was cut off. The log survives a crash. A partial answer is kept when
+its turn is interrupted, and lost when the process dies.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class ConversationActor(Actor[Command | Query]):
         self._conversation_id = conversation_id
         self._setup = setup
         self._view: View | None = None
-        """Made when it is first asked for after a commit: `view` returns it."""
+        """The committed view; None from a commit until `view` is next read."""
         self._agent_effect: Effect | None = None
         self._agent_of = ""
         """The turn that the agent's effect runs for."""
@@ -318,8 +318,9 @@ class ConversationActor(Actor[Command | Query]):
         """Decide each command in turn, and return those that this batch answers, in order."""
         self._working.draining = self._setup.drain.messages
         if self._agent_effect is not None or self._condenser_effect is not None:
-            # Invariant: effects see the committed view. From here until the commit, which waits,
-            # the working state is ahead of it.
+            # Invariant: `view` is the committed view. The working state is ahead of the log from
+            # here until the commit has returned. Agents and condensers may read the view while the
+            # commit is awaited: so it is made now. No other code reads it then.
             self._view = self.view
         decided: list[Taken] = []
         turns = self._working.state.turns
@@ -432,7 +433,7 @@ class ConversationActor(Actor[Command | Query]):
         )
 
     async def _check_is_empty(self) -> None:
-        """Raise `Fenced` if the log has begun: a fork takes a name whose log is empty from us."""
+        """Raise `Fenced` if the log has begun: a fork may take our name while our log is empty."""
         with suppress(ConversationNotFound):
             found = await self._setup.journal.info(self._conversation_id)
             raise Fenced(
@@ -474,7 +475,7 @@ class ConversationActor(Actor[Command | Query]):
     # --- 4. publish ------------------------------------------------------------------------------
 
     def _publish(self, decided: Sequence[Taken]) -> None:
-        """Show the committed batch: to the view, the subscribers, the callers, in this order."""
+        """Show the committed batch to effects, then to subscribers, then to callers."""
         seq = self._seq
         self._show_state()
         if not seq and self._seq:
@@ -513,7 +514,7 @@ class ConversationActor(Actor[Command | Query]):
             self._setup.subscriptions.publish_piece(self._conversation_id, decision.piece, seq)
 
     def _show_state(self) -> None:
-        """Show the working state, which is committed now, to queries and effects."""
+        """Show the working state, which is committed now, to readers and effects."""
         state = self._working.state
         turns = state.turns
         self._view = None
@@ -524,7 +525,7 @@ class ConversationActor(Actor[Command | Query]):
         if running is None:
             self._is_step_held = False
             return
-        # The agent of the running turn asks for these, and nothing else does.
+        # Only the agent of the running turn reads these.
         self.recently_seen = state.recently_seen
         self.metrics = state.metrics
         self.steps = state.iteration
@@ -802,7 +803,7 @@ class ConversationActor(Actor[Command | Query]):
         return running is not None and running.turn_id == turn.turn_id and not turn.is_held
 
     async def _run_condenser(self, condenser: Condenser) -> None:
-        """Condense while there is a need, as long as it makes the view shorter."""
+        """Condense until there is no need, or the view gets no shorter."""
         epoch = self._working.epoch
         while True:
             self.check_lease()
@@ -834,7 +835,7 @@ class ConversationActor(Actor[Command | Query]):
                 return
 
     async def _refuse_need(self, shown: View, error: BaseException) -> None:
-        """Record that the condenser could not say its need, and let it rest."""
+        """Record that the condenser's `need` has raised, and let the condenser rest."""
         self._condenser_rests_with = shown
         await self._record_condenser_failure(error)
 
@@ -905,7 +906,10 @@ class ConversationActor(Actor[Command | Query]):
 
     @property
     def view(self) -> View:
-        """The committed view. Only effects ask for it; most owners at rest have none."""
+        """The committed view, for agents and condensers. Made when it is first read after a commit.
+
+        If one of them may be running, `_decide` has read it before the working state moved on.
+        """
         if self._view is None:
             self._view = self._working.state.view
         return self._view

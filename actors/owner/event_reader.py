@@ -39,7 +39,7 @@ PIECE_WAIT_S = 0.5
 
 
 class OtherReaders(Protocol):
-    """What a reader shares with the other readers of this process: `Subscriptions`."""
+    """The state that all readers of this process share; `Subscriptions` implements it."""
 
     leaders: Leaders
     want_pieces: Callable[[str], None] | None
@@ -121,7 +121,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._bell: Bell | None = None
         """The bell at which it waits; made in its loop."""
         self._wake: Callable[[], object] = _wake_none
-        """Called whenever there may be an item, or the end, for a reader that waits."""
+        """Wakes the reader, if it waits; called when an item or the end may have come."""
 
     def offer(self, events: Sequence[LoggedEvent]) -> None:
         """Take events that were just committed, in order."""
@@ -161,7 +161,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     @property
     def buffered_count(self) -> int:
-        """How many of the events that were offered it holds."""
+        """How many offered events it holds that were not yielded yet."""
         return len(self._log.offered)
 
     @property
@@ -183,7 +183,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     @property
     def _leads_next(self) -> bool:
-        """True if it has nothing to do but to wait, and so leads at once if it was chosen."""
+        """True if it has nothing to do but wait: once chosen, it leads at once."""
         log = self._log
         if log.state is not CURRENT or log.page or log.offered or self._has_answers:
             return False
@@ -253,7 +253,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def owner_ended(self, *, is_wanted: bool) -> bool:
         """Note that an owner of the conversation has ended in this process.
 
-        Return True if this reader waits on, for what a leader will offer.
+        `is_wanted`: a caller may wait for the owner's work, so the reader awaits `on_owner_ended`
+        before it waits again. Return True if the reader goes on waiting, for a leader to wake it.
         """
         self._has_owner_ended = self._has_owner_ended or is_wanted
         is_at_rest = self._is_at_rest

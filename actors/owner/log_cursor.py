@@ -31,7 +31,7 @@ __all__ = [
 
 
 class ReaderState(Enum):
-    """The next source of a reader."""
+    """The source from which a reader takes its next event."""
 
     BEHIND = "read the journal"
     CURRENT = "take the events on offer, or wait"

@@ -128,8 +128,9 @@ async def _find_given(
 ) -> Mapping[str, bool]:
     """Return the answers that this event gave; none if the calls that it answers are not found.
 
-    Reads the log backwards from the answer: its request mostly stands a few events before it. Also
-    if the turn table has them: earlier commands of the batch may make it let them go.
+    Reads the log backwards from the answer: its request mostly stands a few events before it. The
+    log is read even if the turn table has the answers, because earlier commands of the batch may
+    make the table drop them.
     """
     event, name = given.event, working.conversation_id
     if not isinstance(event, ConfirmationGivenEvent):
