@@ -64,7 +64,7 @@ LINE_LENGTH_MAX = PAYLOAD_BYTES_MAX // 2 * 3
 _FORMAT = 1
 _APPENDED_AT_ONCE = 256
 _APPENDED_BYTES = 8 << 20
-"""An append takes as many records, or as many as reach so many bytes: PostgreSQL takes less than
+"""An append ends with the record that brings its payloads to this size: PostgreSQL takes less than
 1 GiB in a statement, and files of some MiB are usual."""
 _TIME_MAX = 253_402_300_800.0  # the year 10000
 
@@ -149,7 +149,7 @@ def _dump(value: object) -> str:
 
 
 class Unreadable(NamedTuple):
-    """A record that holds no event of its kind."""
+    """A record whose payload cannot be decoded as an event of its kind."""
 
     conversation_id: str
     seq: int
@@ -164,7 +164,7 @@ class Imported:
     records: int
     """The number of records that the journal did not have yet."""
     unreadable: tuple[Unreadable, ...] = ()
-    """The imported records that hold no event of their kind: their logs cannot be opened."""
+    """The imported records that cannot be decoded: their logs cannot be opened."""
 
 
 async def import_lines(

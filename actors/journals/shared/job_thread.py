@@ -5,9 +5,9 @@ and no wake-up per job.
 
 Invariants. Jobs run in the order in which they were submitted. The thread's queue is bounded in
 items and in bytes; jobs that do not fit wait with their callers, in order. Only the event loop's
-thread touches the counters and ends the waits: a job of another thread is refused, since its caller
-would never be woken. The worker thread touches a job only between taking it from the queue and
-handing its group back.
+thread touches the counters and wakes the callers: a job from another thread is refused, since its
+caller would never be woken. The worker thread touches a job only between taking it from the queue
+and handing its group back.
 
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
@@ -49,7 +49,7 @@ class Job(OneShot[T]):
     """A piece of work for a worker, and the one-shot on which its caller awaits the outcome."""
 
     more_s: float = 0.0
-    """How many seconds longer than any other job it may take."""
+    """The seconds by which this job extends the bound on its group."""
 
     __slots__ = ("bytes", "items", "refusal", "settled")
 
@@ -121,12 +121,12 @@ class JobThread:
         self._queued_items = 0
         self._queued_bytes = 0
         self._waiting: deque[Job[object]] = deque()
-        # The group that the thread works on. Only the thread sets it, in one assignment.
+        # The group that the thread gathers or works on. Only the thread changes it.
         self._in_hand: Sequence[Job[object]] = ()
         # When the thread counts as hung, by the monotonic clock; None while it waits for jobs.
         self._until: float | None = None
         self.more_s = 0.0
-        """Set by the worker: how many seconds longer than the bound opening or a group may take."""
+        """Set by the worker: the seconds by which opening and each group may exceed the bound."""
         self._rest: Callable[[], float | None]
         self._is_over = threading.Event()
         self._home = 0
@@ -156,7 +156,7 @@ class JobThread:
                 await self._opened.wait_until_done()
             waited_s = bound_s
         if not self._opened.is_done:
-            self.is_hung = True  # should the thread come back, it ends
+            self.is_hung = True  # if the thread comes back, it ends
             self._is_over.set()
             self._hold.release()
             raise self._hung()
@@ -166,11 +166,20 @@ class JobThread:
         self._is_open = True
 
     async def do(self, job: Job[T]) -> T:
-        """Run a job and return its outcome; waits for room, then for the job's group."""
+        """Run a job and return its outcome; wait for room, then for the job's group.
+
+        Raises the error with which the worker refused the job, and the errors of `submit`. Raises
+        `JournalUnavailable` if the thread hangs or has died before it took the job, and
+        `JournalOutcomeUnknown` if it hangs or fails while it works on the job's group.
+        """
         return await self.submit(job)
 
     def submit(self, job: Job[T]) -> Job[T]:
-        """Submit a job and return it; one caller may await its outcome."""
+        """Submit a job and return it; one caller may await its outcome.
+
+        Raises `JournalRefused` unless the thread is open, `JournalUnavailable` if it hangs, and
+        `RuntimeError` in another thread than that of the event loop.
+        """
         if not self._is_open:
             if self.is_hung:
                 raise self._hung()
@@ -206,7 +215,7 @@ class JobThread:
         self._hold.release()
         waiting = [*self._drain(), *self._waiting]
         self._waiting.clear()
-        self._queue.put(None)  # should the thread come back, it ends
+        self._queue.put(None)  # if the thread comes back, it ends
         for job in waiting:
             job.fail(self._hung())
         for job in self._in_hand:

@@ -204,9 +204,9 @@ class SQLiteWriter:
         self._on_closed = on_closed
         self._on_log_bytes = on_log_bytes
         self._closed_by: Exception | None = None
-        # The tails as of the last commit; the least recently loaded is dropped first. They are
-        # packed: there is one of each active conversation, and the garbage collector passes over
-        # tuples of numbers and texts.
+        # The tails as of the last commit; the one that was read from the file first is dropped
+        # first. There is one for each active conversation. They are packed into tuples, because
+        # the garbage collector passes over tuples of numbers and texts.
         self._tails: OrderedDict[str, PackedTail] = OrderedDict()
         # The tails that the current group has loaded, and may have changed.
         self._loaded: dict[str, Tail] = {}
@@ -234,7 +234,7 @@ class SQLiteWriter:
         # The conversations with a recent row, and perhaps some without.
         self._recent = recent_listings(connection)
         self._is_searching = is_searching
-        # At first, too: a process that begins has better things to do.
+        # True at first, too: while a process starts, the index waits.
         self._has_worked = True
         self._behind_since: float | None = None
         if is_searching:
@@ -470,7 +470,7 @@ class SQLiteWriter:
         return True
 
     def _keep_tails(self) -> None:
-        """Keep the tails of a group that was committed; after a failure there are none."""
+        """Pack the tails of a group that was committed. After a rollback, none is loaded."""
         for name, tail in self._loaded.items():
             self._tails[name] = pack_tail(tail)
         self._loaded.clear()
@@ -742,7 +742,10 @@ class SQLiteWriter:
     # --- for changes ------------------------------------------------------------------------------
 
     def load(self, name: str) -> Tail | None:
-        """Return the tail of a conversation, checked when it is read, or None."""
+        """Return a conversation's tail, to be changed by this group; None if there is none.
+
+        A tail that is not in memory is read from the file and checked.
+        """
         tail = self._loaded.get(name)
         if tail is not None:
             return tail
@@ -753,7 +756,7 @@ class SQLiteWriter:
             tail = read_tail(self.connection, name)
             if tail is None:
                 return None
-            prefix_of(self.connection, tail)  # checked before its log is appended to
+            prefix_of(self.connection, tail)  # checked before anything is appended to its log
         self._loaded[name] = tail
         return tail
 
