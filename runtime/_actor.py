@@ -65,7 +65,11 @@ class Actor(Generic[M]):
         return ActorContext(self._incarnation)
 
     def receive(self, message: M) -> object:
-        """Handle one message and return the reply."""
+        """Handle one message and return the reply.
+
+        The class says which errors are answers. A handler that still runs `stop_s` seconds after
+        the actor was told to stop is cancelled.
+        """
         raise NotImplementedError(f"{type(self).__name__} has neither receive nor receive_batch")
 
     async def receive_batch(self, deliveries: Sequence[Delivery[M]]) -> None:
