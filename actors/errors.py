@@ -651,4 +651,4 @@ class JournalUnavailable(Unavailable):
 
 
 class JournalOutcomeUnknown(OutcomeUnknown):
-    """The journal was lost around a commit; send again under the same ids."""
+    """The journal failed during a commit, which may have happened; send the same ids again."""

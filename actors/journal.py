@@ -177,7 +177,7 @@ class ListRow(NamedTuple):
     listing: Listing
     """If its seq is 0, only the time of activity is known."""
     is_stale: bool
-    """The log has gone on since the listing in a way that may have changed it."""
+    """True if the log has gone on since the listing in a way that may have changed it."""
     owned: Literal["here", "elsewhere", "none"]
     """The process that owns the log: this one, another one that is alive, or none."""
     address: str = ""
@@ -380,12 +380,18 @@ class Journal(Protocol):
     async def find_events(
         self, conversation_id: str, event_ids: Sequence[str]
     ) -> Mapping[str, int]:
-        """Return the seq of each of these event ids that the log has."""
+        """Return the seq of each of these event ids that the log has.
+
+        Raises `ConversationNotFound`.
+        """
 
     async def find_messages(
         self, conversation_id: str, message_ids: Sequence[str]
     ) -> Mapping[str, int]:
-        """Return the seq of the first record of each of these message ids that the log has."""
+        """Return the seq of the first record of each of these message ids that the log has.
+
+        Raises `ConversationNotFound`.
+        """
 
     async def reject(
         self, conversation_id: str, rejections: Sequence[Rejection], *, epoch: int
@@ -397,7 +403,7 @@ class Journal(Protocol):
         """
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
-        """Return the rejected events that are kept, oldest first."""
+        """Return the rejected events that are kept, oldest first; none for an unknown name."""
 
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         """Keep a snapshot; an older one of this conversation may be dropped.
@@ -408,7 +414,7 @@ class Journal(Protocol):
         """
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
-        """Return the newest undamaged snapshot, or None."""
+        """Return the newest undamaged snapshot, or None. Raises `ConversationNotFound`."""
 
     async def fork(
         self,
@@ -432,10 +438,11 @@ class Journal(Protocol):
         """
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
-        """Delete a conversation with everything kept beside its log. Only its owner may.
+        """Delete a conversation with everything kept beside its log.
 
         The journal remembers the name and its epoch, so that a new conversation of that name
-        begins with a later epoch.
+        begins with a later epoch. Raises `Fenced` unless `epoch` is the conversation's newest, and
+        `ConversationNotFound`.
         """
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:

@@ -37,7 +37,7 @@ class ToolResult:
     content: str
     is_error: bool = False
     may_have_happened: bool = False
-    """It is not known whether the call had its effect, and it is not run again to find out."""
+    """True if the call may or may not have had its effect; it is not run again to find out."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.content, str):

@@ -228,7 +228,7 @@ class Sent:
     """The seq of the first event that carries the message id."""
     turn_id: str
     is_duplicate: bool = False
-    """The log had this chat message already; nothing was written."""
+    """True if the log had this chat message already: then nothing was written."""
     overlapped: OnOverlap | None = None
     """Its effect on the turn that ran; "interrupt" if it was too late to roll that turn back."""
     waits_for: Literal["resume", "confirmation"] | None = None
@@ -412,7 +412,7 @@ class Stream(Message[None]):
     epoch: int
     text: str
     is_first: bool = False
-    """It begins the answer anew; the pieces of an earlier stream are void."""
+    """True if it begins the answer anew: the pieces of an earlier stream are void."""
 
     def __post_init__(self) -> None:
         # Checks no more than the type: a piece may end in half a character.

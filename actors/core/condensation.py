@@ -222,10 +222,11 @@ class _TokenTotals:
 class RollingCondenser:
     """Keeps the first events and the newest, and forgets the middle.
 
-    There is a need if a condensation was requested (hard), the view has more than `max_tokens`
-    (hard), or more than `max_size` events (soft). About half the limit is kept. A cut that would
-    forget less than `minimum_progress` of the view is not worth a condensation; if the need is
-    hard, it is made all the same.
+    The need is hard if a condensation was requested, or if the view has more than `max_tokens`
+    tokens (None: no limit). It is soft if the view has more than `max_size` events. The first
+    `keep_first` events stay, and as many of the newest as fill about half the limit. With a soft
+    need, nothing is forgotten if that would be less than the share `minimum_progress` of the
+    events. `count_tokens` returns the tokens of one event. Raises `InvalidInput`.
     """
 
     max_size: int = 240
@@ -288,7 +289,7 @@ class RollingCondenser:
         return total - sum(map(self.count_tokens, run)) <= self.max_tokens
 
     def is_progress(self, forgotten: Sequence[LLMConvertibleEvent], view: View) -> bool:
-        """True if it is worth a condensation to forget the events `forgotten`."""
+        """True if the events `forgotten` are at least the share `minimum_progress` of the view."""
         return len(forgotten) >= max(1, self.minimum_progress * len(view))
 
     def _tail_length(self, view: View) -> int:
@@ -368,7 +369,7 @@ class SummarizingCondenser:
 
 
 class PipelineCondenser:
-    """Several condensers; the first one that has a need and a proposal is followed."""
+    """Asks several condensers in their order; the first proposal counts."""
 
     def __init__(self, *condensers: Condenser) -> None:
         self.condensers = condensers

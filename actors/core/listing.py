@@ -81,7 +81,7 @@ ACTIVE_KINDS = frozenset(
 
 @dataclass(slots=True)
 class ListedFold:
-    """The times, the last message and the parent of a conversation. `Folded` is one with more."""
+    """The times, the last message and the parent of a conversation; `Folded` extends it."""
 
     created_us: int = 0
     active_us: int = 0
@@ -235,8 +235,8 @@ class ListedConversation(NamedTuple):
     updated_at: float
     """The time of its last record, of any kind."""
     is_stale: bool
-    """The log has gone on since this was written; the next owner, or `turnkeeper reindex`, writes
-    it again."""
+    """True if the log has gone on since this was written; the next owner, or `turnkeeper reindex`,
+    writes it again."""
     owned: Literal["here", "elsewhere", "none"]
     """The process that owns its log: this one, another one that is alive, or none."""
     address: str

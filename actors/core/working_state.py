@@ -89,7 +89,7 @@ class ConversationSettings:
     prompt_policy: PromptPolicy = "current"
     unfinished: Unfinished = "end"
     is_resumable: bool = False
-    """The agent can be run again on a turn that has begun."""
+    """True if the agent can be run again on a turn that has begun."""
     answer_length_max: int = ANSWER_LENGTH_MAX
     """The most characters of one answer."""
 
@@ -129,7 +129,7 @@ class Decision:
     reply: object = None
     effects: tuple[TurnEffect, ...] = ()
     is_answer_over: bool = False
-    """The running turn's answer is in the log: its pieces are dropped."""
+    """True if the running turn's answer is in the log: its pieces are dropped."""
     piece: TextDelta | None = None
     """The next piece of the running turn's answer; it comes before the events."""
     half: str = ""
@@ -137,7 +137,7 @@ class Decision:
     asked: Asked | None = None
     """The running turn's model is asked now."""
     is_suspended: bool = False
-    """The running turn's agent ends its run here; it is run again when the turn goes on."""
+    """True if the running turn's agent ends its run here, to be run again when the turn goes on."""
     written: Mapping[str, bytes] = field(default_factory=dict)
     """The JSON of an event by its id, if the command brought it; other events are encoded."""
 

@@ -138,7 +138,10 @@ class Model(Protocol):
     async def respond(
         self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
     ) -> ModelResponse:
-        """Return the model's answer; give the pieces of its text to `write` as they come."""
+        """Ask the model once for `request`, and return its answer.
+
+        Pass the pieces of its text to `write` as they come. Raises as the head of this module says.
+        """
 
 
 def request_of(model: Model, request: ModelRequest) -> StepRequest:
