@@ -192,7 +192,7 @@ class View(Sequence[LLMConvertibleEvent]):
         return fresh.result()
 
     def is_continuation_of(self, earlier: View) -> bool:
-        """True only if nothing has left the view since `earlier`; cheap, may be False even so."""
+        """True if nothing has left the view since `earlier`. Cheap; may be False even then."""
         return self._shared is earlier._shared and earlier._length <= self._length
 
     def is_unchanged_since(self, earlier: View) -> bool:

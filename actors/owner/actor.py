@@ -378,8 +378,8 @@ class ConversationActor(Actor[Command | Query]):
     ) -> TurnkeeperError | None:
         """Park a result that came before its call. Return the error if its caller must not wait.
 
-        A command that is refused waits with a parked result that it has too: it is decided again
-        when that is in the log, and its refusal holds if that is refused.
+        If one event of a refused command is parked already, the command waits for that event. It is
+        decided again once the event is in the log, and stays refused if the event is refused.
         """
         command, parking = taken.command, self._parking
         if parking and (parked := parking.find(events_of(command))):
@@ -637,16 +637,16 @@ class ConversationActor(Actor[Command | Query]):
             await self._run([Taken(Recover(enforced_away), ports.now(), ports.ids.block())])
         newest = await self._find_newest()
         self.check_lease()  # there is no await from here to the end
-        # Last, because `on_stop`, which takes it back, is not called if the start fails. Readers
-        # find in the log what the last owner committed and could not publish. As long as the log is
-        # empty, readers follow the journal: another process may fork to this name.
+        # Readers are told last: `on_stop`, which undoes this, is not called if the start fails.
+        # They find in the log what the last owner committed and could not publish. As long as the
+        # log is empty, they follow the journal: another process may make a fork under this name.
         if self._working.state.seq:
             self._setup.subscriptions.owner_began(self._conversation_id, self, newest)
 
     async def _find_newest(self) -> tuple[int, str] | None:
         """Return the seq and the id of the newest event; None without events or readers here.
 
-        One look at the journal for all readers that have seen the whole log, in place of theirs.
+        This one read saves each reader that has seen the whole log a read of its own.
         """
         seq = self._working.state.seq
         if not seq or not self._setup.subscriptions.has_readers(self._conversation_id):
@@ -654,8 +654,9 @@ class ConversationActor(Actor[Command | Query]):
         try:
             page = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
         except (ConversationNotFound, CorruptLog):
-            # Another process has deleted it, since the lease has run out. Or this owner has read a
-            # snapshot in place of a damaged record: it can work, and its readers find the damage.
+            # Either the lease has run out and another process has deleted the log. Or the record is
+            # damaged, and this owner has read a snapshot instead: it can work, and its readers will
+            # find the damage.
             return None
         return (seq, page[0].event_id) if page else None
 
@@ -673,7 +674,7 @@ class ConversationActor(Actor[Command | Query]):
             await self._release()
 
     async def _release(self) -> None:
-        """Let another process claim the conversation at once; without this, after the lease."""
+        """Let another process claim the conversation now, and not only when the lease ends."""
         epoch = self._working.epoch
         try:
             await self._setup.journal.release(self._conversation_id, epoch=epoch)
