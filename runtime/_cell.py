@@ -708,7 +708,7 @@ class Cell(Mailbox):
         delay_s: float = 0.0,
         patient_until: float | None = None,
     ) -> bool:
-        """End this incarnation: what it has started first, then itself."""
+        """End this incarnation: first everything that it has started, then the actor itself."""
         if patient_until is None:
             patient_until = self.system.now() + self.system.limits.stop_s
         is_started = self.phase is LIVE
@@ -727,7 +727,7 @@ class Cell(Mailbox):
         return await self._continue_clean_up(ending)
 
     def _refuse_from_below(self, life: Incarnation) -> None:
-        """End the asks that actors below have sent to this one: it waits for their handlers to end.
+        """End the asks of actors below to this one, which waits for the end of their handlers.
 
         `Ref.ask` refuses later ones.
         """
@@ -788,7 +788,10 @@ class Cell(Mailbox):
         return await self._recover(error)
 
     def _proceed(self, ending: Ending) -> bool:
-        """Enter the phase after an incarnation. No await: mail stays in the cell or it is gone."""
+        """Enter the phase after an incarnation.
+
+        There is no await between the look for mail and the new phase, so no mail is lost.
+        """
         if self.phase is ENDED:
             return False
         self._end_incarnation()

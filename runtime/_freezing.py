@@ -33,12 +33,12 @@ class Freezer:
         self._seen = 0
 
     def start(self) -> None:
-        """Collect and freeze what there is, and begin to look."""
+        """Collect and freeze now; from then on, look regularly if it is due again."""
         self._freeze()
         self._look_later()
 
     def stop(self) -> None:
-        """Let collections look at everything again. Other runtimes in the process freeze anew."""
+        """Unfreeze all objects of the process; other runtimes in it will freeze them again."""
         gc.unfreeze()
 
     def _look_later(self) -> None:

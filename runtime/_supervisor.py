@@ -5,8 +5,8 @@ child that fails alone is restarted alone by its own cell. Restarts of several c
 out here, by one task at a time: they are held in reverse order of their start, and released in
 order.
 
-The runtime is the uppermost supervisor. A region is one that counts per key. An actor that spawns
-has one. `spawn_supervisor` makes others.
+The runtime is the uppermost supervisor. A region supervises its actors and counts their restarts
+per key. An actor that spawns has a supervisor of its own. `spawn_supervisor` makes others.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class Supervisor:
     def judge(self, child: Child, error: BaseException, *, has_started: bool = True) -> Verdict:
         """Decide about a child that has failed. Counts the restart, if it is one.
 
-        A child that has not started (`has_started` is False) cannot go on as it is: where its
-        supervision says RESUME, it is restarted.
+        A child that has not started (`has_started` is False) cannot go on as it is: RESUME restarts
+        it.
         """
         if child.own_log is not None:
             directive, error = self._decide(child, child.own_log, error, has_started=has_started)

@@ -37,7 +37,7 @@ class TimerOwner(Protocol):
 
 
 class Timer:
-    """One timer; `cancel` it, or arm another under its key."""
+    """One timer. `cancel` ends it, and so does arming another one under its key."""
 
     __slots__ = ("_alarm", "_firing", "_interval_s", "_message", "_owner", "key")
 

@@ -165,7 +165,7 @@ class Node:
         self.is_crashed = False
         self.is_frozen = False
         self.is_held = False
-        """Crashed or frozen, so its tasks may not run."""
+        """True if it is crashed or frozen: then its tasks may not run."""
         self.has_ended = False
         self.steps = 0
         self.wall_clock_off_s = 0.0
@@ -227,7 +227,7 @@ class Node:
         self._is_over()
 
     async def die(self) -> None:
-        """`crash`, from inside; does not return."""
+        """Crash this node from one of its own tasks; does not return."""
         self.crash()
         await anyio.sleep_forever()
 
@@ -270,8 +270,9 @@ class Node:
         """Run a function inside this node, as a request that reaches its process.
 
         Raises the function's own errors, `NodeCrashed` at once if the node has crashed or ended,
-        or does so meanwhile, and `NotAnswered` after `limit_s` seconds. That, as cancelling the
-        caller, cancels the function; it costs less than a cancel scope around the call.
+        or does so meanwhile, and `NotAnswered` after `limit_s` seconds. The function is cancelled
+        then, and if the caller is cancelled. `limit_s` costs less than a cancel scope around the
+        call.
         """
         tasks = self._tasks
         if tasks is None or not self.is_alive:
