@@ -58,7 +58,7 @@ class Watcher(Protocol):
         """Surround `send`: it ends when the chat message is durable."""
 
     def committing(self, conversation_id: str, events: int) -> AbstractContextManager[object]:
-        """Surround a write to the journal of so many events."""
+        """Surround a write to the journal; `events` is the number of events."""
 
     def running(
         self, conversation_id: str, turn: RunningTurn, agent: object

@@ -104,7 +104,7 @@ async def _read_beside(
 ) -> Sequence[StoredRecord]:
     """Return the next page, which is read while the work is done.
 
-    Raise the error of the work, or else that of the read, as it is: not in a group.
+    If the work or the read fails, raise its error itself, not a group; that of the work goes first.
     """
     page: Sequence[StoredRecord] = ()
     errors: list[Exception] = []
