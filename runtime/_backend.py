@@ -255,8 +255,8 @@ class _RungBells:
     def _step_tasks(self) -> None:
         bells = self.bells
         self.is_scheduled = False
-        # Those that are rung meanwhile have their turn in the next pass. It is scheduled first,
-        # for a step may raise, which ends the program, or may run the loop itself.
+        # Bells that are rung meanwhile have their turn in the next pass. It is scheduled first,
+        # because a step may raise, which ends the program, or may run the loop itself.
         count = len(bells)
         if count > 1:
             self.schedule()

@@ -78,7 +78,7 @@ class _Deadlines:
 
 
 class Clock:
-    """Runs alarms and deadlines in the order in which they are due, then of arming."""
+    """Runs alarms and deadlines in the order in which they are due, and then of arming."""
 
     def __init__(self, ports: Ports, note_broken: Callable[[Exception], None]) -> None:
         """`note_broken` is called with the error of an alarm that raises; the clock goes on."""
@@ -115,7 +115,7 @@ class Clock:
 
     @contextmanager
     def at_most(self, seconds: float) -> Iterator[anyio.CancelScope]:
-        """Open a cancel scope that this clock cancels after so many seconds."""
+        """Open a cancel scope that this clock cancels after `seconds`, unless it is left before."""
         with anyio.CancelScope() as scope:
             alarm = self.call_later(seconds, scope.cancel)
             try:
@@ -124,7 +124,7 @@ class Clock:
                 alarm.cancel()
 
     def note_cancelled(self) -> None:
-        """Count a cancelled alarm; it stays on the heap until half of the heap is cancelled."""
+        """Count a cancelled alarm; they leave the heap once they are more than half of it."""
         self._cancelled += 1
         if self._cancelled >= _COMPACT_MIN and 2 * self._cancelled > len(self._heap):
             self._heap = [
@@ -136,7 +136,7 @@ class Clock:
             self._cancelled = 0
 
     def _forget_answered(self) -> None:
-        """Forget the timeouts of asks that were all answered: callers may compute each anew."""
+        """Forget the timeouts whose asks were all answered: callers may use new ones each time."""
         self._deadlines = {
             timeout_s: each for timeout_s, each in self._deadlines.items() if each.is_needed
         }

@@ -1,8 +1,8 @@
 """How late an event loop runs what is due, as a histogram.
 
-Whatever holds the loop up, be it a long computation, a blocking call or the garbage collector,
-delays all of its tasks alike. A task that wakes at short intervals sees each of these pauses, less
-one interval at most.
+A long computation, a blocking call and the garbage collector each hold up the loop, and so delay
+all of its tasks alike. A task that wakes at short intervals measures each of these pauses, at most
+one interval too short.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lateness:
         self.longest_s = 0.0
 
     def record(self, seconds: float) -> None:
-        """Count one look at the loop, which was that late."""
+        """Count one look at the loop, which was late by `seconds`."""
         self.counts[bisect_left(LATE_BOUNDS_S, seconds)] += 1
         self.longest_s = max(self.longest_s, seconds)
 

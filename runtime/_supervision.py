@@ -73,7 +73,10 @@ Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays between restarts in a row."""
+    """The delays before restarts in a row.
+
+    The first is `first_s` seconds, and each is `factor` times the one before, up to `max_s`.
+    """
 
     first_s: float = 0.05
     factor: float = 2.0
@@ -81,7 +84,7 @@ class Backoff:
     jitter: float = 0.2
     """The share of the delay that is random: with 0.2, from 80 to 120 percent of the delay."""
     reset_s: float = 60.0
-    """After so many seconds without a failure the delays start over."""
+    """The seconds without a failure after which the delays start over."""
 
     def __post_init__(self) -> None:
         for name in ("first_s", "max_s", "reset_s"):

@@ -124,7 +124,7 @@ class World:
         self._tasks.start_soon(run, *args)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so many seconds of the runtime's clock."""
+        """Wait until `seconds` have passed on the runtime's clock."""
         gate: OneShot[None] = OneShot()
         alarm = self.clock.call_later(seconds, lambda: gate.set(None))
         try:

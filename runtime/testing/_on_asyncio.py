@@ -154,7 +154,7 @@ def _ordered_scopes() -> Iterator[None]:
 
 
 class AsyncioScheduler(Scheduler[_Lane]):
-    """Runs a world on a loop of its own making."""
+    """Runs a world on an event loop that it makes for it."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class AsyncioScheduler(Scheduler[_Lane]):
 
     @property
     def is_over(self) -> bool:
-        """True if whatever runs now runs only to end."""
+        """True once the world is over: what still runs is only being ended."""
         return self._is_over
 
     def idle(self) -> None:

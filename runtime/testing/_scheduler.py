@@ -138,15 +138,15 @@ class Scheduler(ABC, Generic[Entry]):
         """Return the virtual seconds since the beginning."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until so much virtual time has passed."""
+        """Wait until `seconds` of virtual time have passed."""
         await anyio.sleep(seconds)
 
     @abstractmethod
     def call_later(self, seconds: float, run: Callable[[], None]) -> Alarm:
-        """Call a function, which must not raise, after so much virtual time, outside all tasks."""
+        """Call a function in `seconds` of virtual time, outside all tasks; it must not raise."""
 
     def scope(self, seconds: float = math.inf) -> Scope:
-        """Return a cancel scope that ends after so much virtual time."""
+        """Return a cancel scope that ends after `seconds` of virtual time."""
         return anyio.move_on_after(seconds)
 
     def open_tasks(self) -> AbstractAsyncContextManager[Tasks]:

@@ -232,7 +232,7 @@ class Node:
         await anyio.sleep_forever()
 
     def freeze(self, seconds: float) -> None:
-        """Run nothing here for so many seconds, while time passes for all others."""
+        """Run nothing here for `seconds` of virtual time, which passes for all other nodes."""
         if self.is_alive and not self.is_frozen:
             self.is_frozen = self.is_held = True
             self._simulation.note(f"{self} frozen for {seconds:.3f} s")

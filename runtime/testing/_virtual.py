@@ -89,7 +89,7 @@ class Probe(Actor[M], Generic[M]):
         return None if self._answer is None else self._answer(message)
 
     async def wait_for(self, count: int) -> list[M]:
-        """Return the first `count` messages, once there are so many."""
+        """Wait until `count` messages have come; return the first `count`."""
         while len(self.received) < count:
             self._gate = OneShot()
             await self._gate.wait()
