@@ -2,12 +2,13 @@
 
 A parked result is not in the log and not acknowledged. If its owner stops, it is lost, and its
 sender was never told that it was kept. The owner parks the results that admission calls
-unmatched. It takes those that are ready after each command that brought calls, those that another
-event forestalls as soon as that is decided, and those that are overdue when its timer fires.
-Parking is bounded in number and in time.
+unmatched. After each command that brought calls, it takes the results that are ready. Once it has
+decided an event that has the id or the call of a parked result, it takes that result. When its
+timer fires, it takes the overdue results. Parking is bounded in number and in time.
 
 All senders of one result get one answer: none is told that it was refused while it may still get
-into the log for another. That includes the senders of several events, of which one is parked.
+into the log for another sender. That includes the senders of several events, of which one is
+parked.
 """
 
 from __future__ import annotations

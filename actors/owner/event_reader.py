@@ -49,7 +49,7 @@ class OtherReaders(Protocol):
         """Raise `RuntimeError` in another thread than that of the event loop."""
 
     def claim_at(self, conversation_id: str) -> float:
-        """Return the time at which a reader may claim this conversation."""
+        """Return the time, by the loop's clock, from which on readers may try to claim it."""
 
     def claim_refused(self, conversation_id: str) -> None:
         """Note that another process owns this conversation."""
@@ -65,17 +65,17 @@ def _wake_none() -> None:
 class EventReader(AsyncIterator[LoggedEvent]):
     """The events of one conversation above a seq, in order, without a gap or a repeat.
 
-    A live reader ends only when its `Conversations` close (with `ConversationsClosed` if it has
-    not caught up), and waits for a conversation that does not exist yet. Any other reader stops at
-    the end of the log, and raises `ConversationNotFound`. If the conversation is deleted, the
-    reader raises `ConversationDeleted`, at once if the deletion is done in this process; likewise
-    if the log is shorter than `known_seq`, a seq that it once had.
+    A live reader waits for a conversation that does not exist yet, and ends only when its
+    `Conversations` close (with `ConversationsClosed` if it has not caught up). Any other reader
+    stops at the end of the log, and raises `ConversationNotFound` if there is none. A reader raises
+    `ConversationDeleted` if the conversation is deleted, at once if this process deletes it. It
+    does so, too, if the log is shorter than `known_seq`, a seq that the log once had.
 
     If `on_owner_ended` is given, the reader awaits it before its first wait (unless it began with
-    events from the memory of an owner here), and again after each end of an owner in this process.
+    events from the memory of an owner here), and again after the end of an owner in this process.
     If `on_owner_ended` raises `OwnedElsewhere`, the reader follows the other owner, and awaits
     `on_owner_ended` again every `OWNER_ASKED_EVERY_S` seconds, at the same time as all readers of
-    the conversation. Any other error of `on_owner_ended` is raised by the reader.
+    the conversation. It raises any other error of `on_owner_ended`.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
     """

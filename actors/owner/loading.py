@@ -1,9 +1,9 @@
 """Reading a log into its folds, to activate a conversation or to look back.
 
 A snapshot and the tail after it give the same state as the whole log, which is read if no snapshot
-fits. If an event comes that admission would have refused, the whole log is read once more, and
-enforced: other programs may write logs, too. Nearly no log is such a one, so the facts that only
-enforcement needs are not gathered before.
+fits. Other programs may write logs, too. So if an event comes that admission would have refused,
+the whole log is read once more, and enforced. Such logs are rare, so only that second reading
+gathers the facts that enforcement needs.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class Subscriptions:
             self.leaders.choose(place)
 
     def claim_at(self, conversation_id: str) -> float:
-        """Return the time at which a reader may claim this conversation; -inf: at once."""
+        """Return the time, by the loop's clock, from which on readers may claim it; -inf: now."""
         return self._claim_at.get(conversation_id, -inf)
 
     def claim_refused(self, conversation_id: str) -> None:
