@@ -89,7 +89,7 @@ class Region(Supervisor, Generic[M]):
         return tuple(self._cells)
 
     async def passivate(self, key: str) -> bool:
-        """Passivate an actor now, if it is idle; True if it has gone and is not active anew."""
+        """Passivate the actor of `key` if it is idle; True if none is active there afterwards."""
         cell = self._cells.get(key)
         if cell is None:
             return True

@@ -64,7 +64,11 @@ _LAST_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class LeftUndone:
-    """The work that an actor still had when the runtime's grace was over."""
+    """The work that an actor still had when the runtime's grace was over.
+
+    `messages` is how many messages waited. `effects` are the names of the effects that ran.
+    `was_handling` is True if a handler, a start or a clean-up of the actor was waiting in a task.
+    """
 
     actor: str
     messages: int
