@@ -369,7 +369,7 @@ class SummarizingCondenser:
 
 
 class PipelineCondenser:
-    """Asks several condensers in their order; the first proposal counts."""
+    """Asks those of its condensers that have a need, in order; the first proposal counts."""
 
     def __init__(self, *condensers: Condenser) -> None:
         self.condensers = condensers

@@ -105,7 +105,7 @@ class LogCursor:
         self._known_seq = known_seq
         self._page_size = page_size
         self.seq = after
-        """The cursor."""
+        """The cursor: the seq of the event that was yielded last."""
         self.event_id: str | None = None
         """The id of the event at the cursor; None before the log has been seen to reach it."""
         self._end_seen = 0

@@ -70,8 +70,8 @@ class Subscriptions:
         """The conversations with an owner here."""
         self.leaders = Leaders(self._owned, self._live)
         self._claim_at: dict[str, float] = {}
-        """When all readers of a conversation that another process owns try next to claim it: at the
-        same time, so that one claim answers them all."""
+        """The time at which the readers of a conversation that another process owns next try to
+        claim it: all together, so that one claim answers them all."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
         self._home: int | None = None
