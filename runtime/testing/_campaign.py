@@ -1,10 +1,10 @@
 """Campaigns: many seeds of one world, over several processes, up to the first that fails.
 
 1. Owns the search: which seeds are run, when it stops, and the tape of the failure.
-2. A campaign of a number of seeds finds the same failure with any number of processes: the one with
+2. A campaign that `seeds` bounds finds the same failure with any number of processes: the one with
    the lowest seed. One passing seed in twenty is played again from its tape, and must leave the
    same trace.
-3. A campaign of a number of seconds runs as many seeds as the machine can.
+3. A campaign that `seconds` bounds runs as many seeds as the machine can.
 4. The processes are forked, so the world may be any function. They do nothing but simulate. The
    failing seed is run again in the calling process, and made smaller there.
 5. The tape is on the disk before the campaign returns.

@@ -104,7 +104,7 @@ class _Instruments(dict[str, None]):
 
 
 class _Sleeper:
-    """A task that sleeps. Its waker is None once it was woken or cancelled."""
+    """A task that sleeps. Its waker is None once the task has left its wait."""
 
     __slots__ = ("waker",)
 

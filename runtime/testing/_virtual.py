@@ -89,7 +89,7 @@ class Probe(Actor[M], Generic[M]):
         return None if self._answer is None else self._answer(message)
 
     async def wait_for(self, count: int) -> list[M]:
-        """Wait until `count` messages have come; return the first `count`."""
+        """Wait for `count` messages, and return the first `count`. For one task at a time."""
         while len(self.received) < count:
             self._gate = OneShot()
             await self._gate.wait()
@@ -98,7 +98,10 @@ class Probe(Actor[M], Generic[M]):
 
 @contextmanager
 def no_leaks(runtime: Runtime) -> Iterator[None]:
-    """Raise `AssertionError` if an actor that was started inside is still there afterwards."""
+    """Raise `AssertionError` if an actor that was started inside is still there afterwards.
+
+    If the block raises, its own error goes on, and nothing is checked.
+    """
     root = runtime._root  # noqa: SLF001 - same package
     before = {cell.name for cell in cells_of(root)}
     yield
