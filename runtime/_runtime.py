@@ -173,8 +173,8 @@ class Runtime:
         about this actor's failures before the runtime's does, and counts its restarts separately.
 
         Raises `ValueError` if an actor of this name is there already, `TypeError` for an actor in
-        place of its factory, and `ActorEnded` if the runtime is closing. Raises `RuntimeError`
-        outside of the runtime's `async with`, and in another thread than that of its loop.
+        place of its factory, and `ActorEnded` if the runtime is closing. Raises `RuntimeError` if
+        the runtime is not entered, or has been left, and in another thread than that of its loop.
         """
         self._check_entered()
         return self._root.spawn(
