@@ -173,7 +173,7 @@ async def import_lines(
     *,
     keep_users: bool = False,
 ) -> Imported:
-    """Import an export into a journal.
+    """Import the `lines` of an export into a journal.
 
     With `keep_users`, conversations keep their users. Otherwise they have none, since the same
     name may be another person here. Raises `ImportRefused` with the number of a bad line, and
