@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .core.condensation import (
         Condenser,
         Need,
-        NoCondenser,
         PipelineCondenser,
         Proposal,
         RollingCondenser,
@@ -84,7 +83,6 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "Need",
-    "NoCondenser",
     "OnOverlap",
     "PipelineCondenser",
     "PostgresJournal",
@@ -152,7 +150,6 @@ _PLACE_OF = {
     "ModelRequest": "models.base",
     "ModelResponse": "models.base",
     "Need": "core.condensation",
-    "NoCondenser": "core.condensation",
     "OnOverlap": "core.commands",
     "AppendResult": "core.admission",
     "PipelineCondenser": "core.condensation",

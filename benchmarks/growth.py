@@ -10,8 +10,8 @@ The figures are processor time of the process, all threads, in µs: other progra
 than the time by the clock, and it does not include the disk. Each cell is cut off after 60 seconds;
 one with less than one whole round is skipped. Filling a large journal is cut off too: after 60
 seconds, or after 600 with `--full`, which goes on to a million conversations, events and message
-ids. A row whose journal did not become as large as was asked says so. A run takes some six minutes,
-and its fillings ten minutes each at most with `--full`.
+ids. A row whose journal did not become as large as was asked says so. A run takes some three
+minutes on an idle machine; with `--full`, each filling may take ten.
 
 Whatever the quantity, each journal has 300 other conversations, so that each page of a list has its
 50 rows and reads as many recent changes; and the two chains of forks show as many events.

@@ -103,7 +103,6 @@ REFERENCE = {
             "View",
             "Violation",
             "Condenser",
-            "NoCondenser",
             "RollingCondenser",
             "SummarizingCondenser",
             "PipelineCondenser",

@@ -91,8 +91,9 @@ __all__ = ["Conversation", "Follower"]
 R = TypeVar("R")
 
 _READINGS_MAX = 10
-"""How often a log is read for one state, if another owner begins during each reading; and how often
-a fork looks for its name, if another owner of it begins after each look."""
+"""How often `at` reads a log for one state, if another owner begins during each reading."""
+_LOOKS_MAX = 10
+"""How often a fork looks if its name is free, if another owner of it begins after each look."""
 DECIDED_BEFORE_MAX = 3
 """How far before a chat message the end of the turn that it cut off can be: that end, a system
 prompt, and the start of its own turn may come before it."""
@@ -684,7 +685,7 @@ class Conversation:
             this.made.set()
 
     async def _check_free(self, fork_id: str) -> None:
-        for _ in range(_READINGS_MAX):
+        for _ in range(_LOOKS_MAX):
             with suppress(ConversationNotFound):
                 raise ConversationExists(fork_id, (await self._journal.info(fork_id)).head)
             # An earlier command may have started an owner, which would know nothing of the fork.

@@ -401,7 +401,7 @@ class TurnAppend(Message[Sequence[LoggedEvent]]):
     ends: bool = False
     """With this the turn is completed, in the same commit, unless a pause holds it."""
     written: Sequence[bytes] = ()
-    """The events' JSON."""
+    """The JSON of the events, in order; if it is empty, the owner encodes them."""
 
 
 @dataclass(frozen=True, slots=True)

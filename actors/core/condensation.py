@@ -36,7 +36,6 @@ __all__ = [
     "CondensationPlan",
     "Condenser",
     "Need",
-    "NoCondenser",
     "PipelineCondenser",
     "Proposal",
     "RollingCondenser",
@@ -183,17 +182,6 @@ def _shorten_results(view: View) -> Mapping[str, int]:
             shortened[result.id] = max(SHORTENED_LENGTH, length - to_free)
             to_free -= length - shortened[result.id]
     return shortened
-
-
-@dataclass(frozen=True, slots=True)
-class NoCondenser:
-    """Forgets nothing."""
-
-    def need(self, view: View) -> Need | None:  # noqa: ARG002 - the protocol's
-        return None
-
-    async def propose(self, view: View, need: Need) -> Proposal | None:  # noqa: ARG002 - the protocol's
-        return None
 
 
 def estimate_tokens(event: LLMConvertibleEvent) -> int:

@@ -106,13 +106,7 @@ async def read_bars(
     return json_reply(
         {
             "head": outline.head,
-            "turns": {
-                turn.turn_id: {
-                    "bars": [asdict(bar) for bar in turn.bars],
-                    "said_ms": turn.said_ms,
-                }
-                for turn in turns
-            },
+            "turns": {turn.turn_id: {"bars": [asdict(bar) for bar in turn.bars]} for turn in turns},
         }
     )
 

@@ -18,7 +18,6 @@ from typing import Literal
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
-    AgentMessageEvent,
     CondensationEvent,
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
@@ -99,8 +98,6 @@ class OutlinedTurn:
     messages: list[OutlinedMessage] = field(default_factory=list)
     steps: int = 0
     calls: int = 0
-    said_ms: list[float] = field(default_factory=list)
-    """When the agent's chat messages were written."""
     bars: list[Bar] = field(default_factory=list)
     ready_ms: float = 0.0
     """The earliest time at which its next model call may have begun."""
@@ -228,8 +225,6 @@ class Outline:
                     if (event.detail or "").startswith(words):
                         turn.cut_by = (event.detail or "").removeprefix(words)
                 self._end_all(turn, seq, at_ms)
-            case AgentMessageEvent():
-                turn.said_ms.append(at_ms)
             case StepFinishedEvent() | StepUnfinishedEvent():
                 self._fold_step(turn, event, seq, at_ms)
             case ActionEvent():

@@ -33,7 +33,7 @@ from ..conversations.conversations import Conversations
 from ..conversations.turn import Turn
 from ..core.admission import AdmissionRefused
 from ..core.commands import OnOverlap
-from ..core.condensation import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
+from ..core.condensation import Condenser, RollingCondenser, SummarizingCondenser
 from ..core.limits import Limits
 from ..core.working_state import PromptPolicy, WhileDraining
 from ..errors import (
@@ -869,7 +869,7 @@ class _Run:
             if owner_of(self.disk.store, name) is owner and self.oracles.is_unfinished(name):
                 self.oracles.broken("P2", f"{name}, last owned on {owner and owner.node}")
 
-    def _condenser(self) -> Condenser:
+    def _condenser(self) -> Condenser | None:
         match self.options.condenser:
             case "rolling":
                 return RollingCondenser(max_size=8, keep_first=1)
@@ -879,7 +879,7 @@ class _Run:
             case "careless":
                 return CarelessCondenser(self.simulation)
             case _:
-                return NoCondenser()
+                return None
 
     async def _watch(self, server: _Server) -> None:
         """End a node whose journal cannot write any more, as an operator does."""

@@ -1,6 +1,7 @@
 """Tools to test actors with: a clock, a probe, a check for leaks, and a simulator.
 
-1. It owns nothing of the runtime's. While a failed run is told, it wraps some of its functions.
+1. It owns nothing of the runtime's. To tell the story of a failed run, it wraps some functions of
+   the runtime.
 2. `VirtualClock` moves only when it is told to, and runs everything due in the order of time.
    `Probe` keeps the messages that it was sent, in order. `no_leaks` fails if actors that were
    spawned inside it are still there when it is left. `simulate` runs a world of several nodes one

@@ -262,7 +262,7 @@ class Scheduler(ABC, Generic[Entry]):
                 except KeyError:
                     number, node = self._know(entry)
                 if node is not None:
-                    if node.is_held:
+                    if node.is_crashed or node.is_frozen:
                         node.held.append(entry)
                         continue
                     node.steps += 1

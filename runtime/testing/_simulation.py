@@ -164,8 +164,6 @@ class Node:
         self.incarnation = incarnation
         self.is_crashed = False
         self.is_frozen = False
-        self.is_held = False
-        """True if it is crashed or frozen: then its tasks may not run."""
         self.has_ended = False
         self.steps = 0
         self.wall_clock_off_s = 0.0
@@ -209,6 +207,11 @@ class Node:
         return not self.is_crashed and not self.has_ended
 
     @property
+    def is_held(self) -> bool:
+        """True if its tasks may not run."""
+        return self.is_crashed or self.is_frozen
+
+    @property
     def task_name(self) -> str:
         """The name of the task that runs its main function."""
         return f"node {self}"
@@ -219,7 +222,7 @@ class Node:
         """Run nothing here ever again. In this node's own tasks use `die`."""
         if not self.is_alive:
             return
-        self.is_crashed = self.is_held = True
+        self.is_crashed = True
         self._simulation.note(f"{self} crashed")
         self._simulation.scheduler.node_ended(self)
         for call in list(self._calls):
@@ -234,7 +237,7 @@ class Node:
     def freeze(self, seconds: float) -> None:
         """Run nothing here for `seconds` of virtual time, which passes for all other nodes."""
         if self.is_alive and not self.is_frozen:
-            self.is_frozen = self.is_held = True
+            self.is_frozen = True
             self._simulation.note(f"{self} frozen for {seconds:.3f} s")
             self._simulation.start_soon(self._thaw_after, seconds)
 
@@ -247,7 +250,6 @@ class Node:
         if self.is_frozen:
             self.is_frozen = False
             if not self.is_crashed:
-                self.is_held = False
                 self._simulation.note(f"{self} goes on")
                 self._simulation.scheduler.release(self)
 

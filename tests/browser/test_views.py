@@ -232,6 +232,10 @@ async def test_nothing_shifts_while_live_events_come(browser: Browser) -> None:
         await expect(world.page.get_by_role("button", name="New below ↓")).to_be_visible()
 
 
+TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""A frame begins with the handlers of what was scrolled before it."""
+
+
 async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browser: Browser) -> None:
     place = """([pane, height]) => {
       const rows = document.querySelector(`${pane} tk-rows`);
@@ -254,7 +258,7 @@ async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browse
                 await world.page.wait_for_function(at_end, arg=pane, timeout=BOUND_MS)
 
             await world.page.evaluate(place, [".log-pane", 0.5])
-            await world.page.wait_for_timeout(50)
+            await world.page.evaluate(TWO_FRAMES)
             before, _ = await world.page.evaluate(place, [".log-pane"])
             await world.page.locator(".log-pane tk-rows").focus()
             await world.press("2")
@@ -264,14 +268,18 @@ async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browse
             await world.page.wait_for_function(stands, arg=before, timeout=BOUND_MS)
 
 
+async def _choose_the_third_in_the_log(world: Site) -> None:
+    await world.at("team-standup")
+    await world.button("Log")
+    await world.page.locator(".log-pane tk-rows").focus()
+    await world.press("Home", "j", "j")
+
+
 async def test_a_row_that_is_chosen_in_one_pane_is_in_sight_in_the_other_on_a_phone(
     browser: Browser,
 ) -> None:
     async with site(browser, team_story(40), width=390) as world:
-        await world.at("team-standup")
-        await world.button("Log")
-        await world.page.locator(".log-pane tk-rows").focus()
-        await world.press("Home", "j", "j")
+        await _choose_the_third_in_the_log(world)
         await world.button("Transcript")
         await expect(world.page.locator(".transcript-pane .is-active")).to_be_in_viewport()
 
@@ -281,10 +289,7 @@ async def test_the_end_that_is_asked_for_in_one_pane_is_in_sight_in_the_other_on
 ) -> None:
     """The other went to the row that was chosen before."""
     async with site(browser, team_story(40), width=390) as world:
-        await world.at("team-standup")
-        await world.button("Log")
-        await world.page.locator(".log-pane tk-rows").focus()
-        await world.press("Home", "j", "j")
+        await _choose_the_third_in_the_log(world)
         await world.button("End ↓")
         await world.button("Transcript")
         at_end = """() => {

@@ -8,7 +8,6 @@ from turnkeeper.actors.core.condensation import (
     CondensationPlan,
     Condenser,
     Need,
-    NoCondenser,
     PipelineCondenser,
     Proposal,
     RollingCondenser,
@@ -78,4 +77,4 @@ async def summarize(history: str) -> str:
 def condensers(shown: View, now: View) -> Sequence[Condenser]:
     assert_type(check_proposal(Proposal(()), shown, now), CondensationPlan | str)
     rolling = RollingCondenser(max_size=100)
-    return [Own(), NoCondenser(), PipelineCondenser(SummarizingCondenser(summarize, rolling))]
+    return [Own(), PipelineCondenser(SummarizingCondenser(summarize, rolling))]

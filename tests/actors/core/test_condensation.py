@@ -17,7 +17,6 @@ from turnkeeper.actors.core.condensation import (
     SHORTENED_LENGTH,
     CondensationPlan,
     Need,
-    NoCondenser,
     PipelineCondenser,
     Proposal,
     RollingCondenser,
@@ -289,12 +288,6 @@ async def test_a_reset_stops_short_of_a_call_that_is_open() -> None:
 
 
 # --- none, and several ----------------------------------------------------------------------------
-
-
-async def test_no_condenser_keeps_all() -> None:
-    view = _talk(10_000, request=True)
-    assert NoCondenser().need(view) is None
-    assert await NoCondenser().propose(view, "hard") is None
 
 
 async def test_a_pipeline_follows_the_first_that_has_a_need_and_a_proposal() -> None:

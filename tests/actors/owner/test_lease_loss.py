@@ -17,7 +17,7 @@ import pytest
 from turnkeeper.actors import Agent, ModelResponse, ScriptedModel, ToolAgent, ToolCall, tool
 from turnkeeper.actors.conversations.conversation import Conversation
 from turnkeeper.actors.conversations.conversations import Conversations
-from turnkeeper.actors.core.condensation import NoCondenser, Proposal
+from turnkeeper.actors.core.condensation import Need, Proposal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.view import View
 from turnkeeper.actors.errors import (
@@ -566,11 +566,11 @@ async def test_no_snapshot_is_written_after_the_lease_is_lost(
 async def test_no_condenser_is_asked_after_the_lease_is_lost(world: World) -> None:
     asked: list[int] = []
 
-    class Condenser(NoCondenser):
-        def need(self, view: View) -> str | None:  # type: ignore[override]  # soft or none
+    class Condenser:
+        def need(self, view: View) -> Need | None:
             return "soft" if world.journal.loses_in_append else None
 
-        async def propose(self, view: View, need: object) -> Proposal | None:
+        async def propose(self, view: View, need: Need) -> Proposal | None:
             asked.append(len(view))
             return None
 
