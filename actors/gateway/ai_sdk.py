@@ -50,9 +50,8 @@ class TurnChunks:
         self._messages = 0
         self._steps = 0
         self._is_in_step = False
-        self._is_answered = False
-        """True once the log has the answer of the step; the next answer begins another step."""
         self._response_id: str | None = None
+        """The model response whose calls came last; None if an answer came after them."""
         self._shown: str | None = None
         """The text of the step that is open and not in the log; None if there is none."""
         self._attempt = (0, 0)
@@ -86,7 +85,7 @@ class TurnChunks:
                     }
             case AgentMessageEvent(content=content):
                 yield from self._say(content)
-                self._is_answered, self._response_id = True, None
+                self._response_id = None
             case ActionEvent():
                 yield from self._call(event)
             case ObservationEvent(is_error=False):
@@ -141,7 +140,7 @@ class TurnChunks:
         if self._is_in_step:
             yield {"type": "finish-step"}
         self._steps += 1
-        self._is_in_step, self._is_answered = True, False
+        self._is_in_step = True
         self._attempt = (0, 0)
         yield {"type": "start-step"}
 
@@ -175,7 +174,7 @@ class TurnChunks:
     def _call(self, action: ActionEvent) -> Iterator[Chunk]:
         if action.llm_response_id != self._response_id:
             yield from self._say(action.text)
-            self._is_answered, self._response_id = True, action.llm_response_id
+            self._response_id = action.llm_response_id
         call: Chunk = {
             "toolCallId": action.tool_call_id,
             "toolName": action.tool_name,

@@ -578,7 +578,6 @@ class OwnerWorld:
         """The calls that the user rejected."""
         self._confirmed: dict[str, ConversationActor | None] = {}
         """The calls that the user confirmed, with the owner that was told."""
-        self._raised = 0
 
     def _broken(self, invariant: str, detail: str) -> None:
         self.simulation.broken(invariant, f"{INVARIANTS.get(invariant, '')}: {detail}")

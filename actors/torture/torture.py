@@ -103,7 +103,6 @@ class Torture:
         """When its users began; None until the servers are up."""
         self._written = 0
         self._tables = _tables_of(plan, self)
-        self.is_settling = False
         self._lost: ServerLost | None = None
 
     @property
@@ -163,7 +162,6 @@ class Torture:
             for table in self._tables:
                 for user in table.users:
                     group.start_soon(user.run)
-        self.is_settling = True
         if self._lost is None:
             async with anyio.create_task_group() as group:
                 for table in self._tables:
