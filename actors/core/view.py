@@ -46,7 +46,6 @@ __all__ = [
     "ViewCheck",
     "ViewFold",
     "shorten",
-    "verify_view",
 ]
 
 
@@ -461,11 +460,3 @@ class ViewCheck:
             f"condensation request is {view.unhandled_condensation_request}, the rebuild's "
             f"{rebuilt.unhandled_condensation_request}"
         )
-
-
-def verify_view(events: Iterable[Event], view: View) -> str | None:
-    """Return the first difference between a view and the rebuild of its log; None if equal."""
-    check = ViewCheck()
-    for event in events:
-        check.fold(event)
-    return check.find_divergence(view)

@@ -8,7 +8,7 @@ So a route that names no action does not get a conversation at all.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -72,7 +72,6 @@ __all__ = [
     "Service",
     "Streams",
     "Writing",
-    "action_of",
 ]
 
 T = TypeVar("T")
@@ -373,11 +372,6 @@ class _MayHere(May):
         service = _service(request)
         principal = await service.admit(request, self.action, local_id)
         return await service.caller_in(principal, local_id)
-
-
-def action_of(dependency: Callable[..., object] | None) -> Action | None:
-    """Return the action that a dependency checks; None if it is not a `May`."""
-    return dependency.action if isinstance(dependency, May) else None
 
 
 Listing = Annotated[Caller, Depends(May("read"))]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tests.actors.core import logs, oracles
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.state import Folded
-from turnkeeper.actors.core.view import View, ViewFold, verify_view
+from turnkeeper.actors.core.view import View, ViewCheck, ViewFold
 from turnkeeper.actors.events import (
     AgentMessageEvent,
     CondensationSummaryEvent,
@@ -22,6 +22,14 @@ from turnkeeper.actors.models.messages import LLMShape, OpenCalls, to_llm_messag
 
 _CHECKS = {"openai": oracles.check_openai, "anthropic": oracles.check_anthropic}
 _SHAPES: tuple[LLMShape, ...] = ("openai", "anthropic")
+
+
+def verify_view(events: Iterable[Event], view: View) -> str | None:
+    """Return the first difference between a view and the rebuild of its log; None if equal."""
+    check = ViewCheck()
+    for event in events:
+        check.fold(event)
+    return check.find_divergence(view)
 
 
 def check_admissible(log: Sequence[Event], reopened_at: int = 0) -> None:

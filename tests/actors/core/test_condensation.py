@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.actors.core.laws import verify_view
 from tests.actors.core.logs import Maker
 from turnkeeper.actors.core.condensation import (
     SHORTENED_LENGTH,
@@ -26,7 +27,7 @@ from turnkeeper.actors.core.condensation import (
     make_room,
 )
 from turnkeeper.actors.core.state import Folded
-from turnkeeper.actors.core.view import SHORTENED_MARKER, View, verify_view
+from turnkeeper.actors.core.view import SHORTENED_MARKER, View
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
     RESULT_CLASSES,

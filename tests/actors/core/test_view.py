@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from tests.actors.core.laws import verify_view
 from tests.actors.core.logs import Maker
 from turnkeeper.actors.core.properties import runs
-from turnkeeper.actors.core.view import View, ViewFold, verify_view
+from turnkeeper.actors.core.view import View, ViewFold
 from turnkeeper.actors.events import Event, LLMConvertibleEvent
 from turnkeeper.actors.models.messages import to_llm_messages
 

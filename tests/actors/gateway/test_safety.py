@@ -37,7 +37,7 @@ from turnkeeper.actors.gateway.names import (
     wire_id,
 )
 from turnkeeper.actors.gateway.routes import AnswerBody
-from turnkeeper.actors.gateway.service import action_of
+from turnkeeper.actors.gateway.service import May
 
 from .worlds import BOUND_S, JSON, gateway_world, reading
 
@@ -94,8 +94,8 @@ class Place(NamedTuple):
 
     @property
     def action(self) -> str | None:
-        found = [action_of(each.call) for each in self.route.dependant.dependencies]
-        return next((action for action in found if action is not None), None)
+        called = (each.call for each in self.route.dependant.dependencies)
+        return next((each.action for each in called if isinstance(each, May)), None)
 
 
 def places() -> Sequence[Place]:
