@@ -281,8 +281,8 @@ async def import_all(
     schema: str,
     files: Sequence[Path],
     *,
-    keep_users: bool = False,
-    source: str | None = None,
+    keep_users: bool,
+    source: str | None,
 ) -> ImportResult:
     """Import these files; report files that cannot be used as problems.
 

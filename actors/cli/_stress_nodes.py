@@ -45,8 +45,8 @@ def stress_nodes(
     backend: str,
     seed: int | None,
     as_json: bool,
-    restart: str | None = None,
-    beside: Path | None = None,
+    restart: str | None,
+    beside: Path | None,
 ) -> NoReturn:
     """Run the nodes, check the history, print the verdict, and exit."""
     for package, extra in (("psycopg", "postgres"), ("fastapi", "gateway"), ("h11", "torture")):

@@ -137,9 +137,9 @@ class Folded(ListedFold):
         return load.finish()
 
     @classmethod
-    def from_snapshot(cls, snapshot: Snapshot, *, limits: Limits = Limits()) -> Folded | None:
+    def from_snapshot(cls, snapshot: Snapshot) -> Folded | None:
         """Return the folds that a snapshot holds; None if it does not fit this version."""
-        return run_whole(cls.restoring(snapshot, limits=limits))
+        return run_whole(cls.restoring(snapshot))
 
     @classmethod
     def restoring(cls, snapshot: Snapshot, *, limits: Limits = Limits()) -> Slices[Folded | None]:

@@ -758,9 +758,7 @@ def _leave(draft: Draft) -> Decision:
     return _then_next_queued(draft, StopTurn(running.turn_id), reply=True)
 
 
-def decide_fork(
-    working: WorkingState, seq: int, stamp: Stamp, *, owner: str = ""
-) -> tuple[Event, ...]:
+def decide_fork(working: WorkingState, seq: int, stamp: Stamp, *, owner: str) -> tuple[Event, ...]:
     """Return the first events of a fork of the log of `working`, whose state is the one at `seq`.
 
     The fork keeps the title and the labels, and belongs to `owner`. A turn that runs in the parent

@@ -199,7 +199,7 @@ class RunEvents:
         *,
         head: int,
         awaiting: Collection[str],
-        after: Progress | None = None,
+        after: Progress | None,
         answered: Collection[str] = (),
         on_screen: Sequence[str] | None = None,
     ) -> None:

@@ -97,7 +97,7 @@ class Guard:
         hosts: Collection[str],
         origins: Collection[str],
         identify: Callable[[Scope], Awaitable[Response | None]],
-        refuses: Callable[[Scope], bool] | None = None,
+        refuses: Callable[[Scope], bool] | None,
     ) -> None:
         self._app = app
         self._identify = identify

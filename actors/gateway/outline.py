@@ -126,7 +126,7 @@ class Outline:
         self._open_calls: dict[str, Bar] = {}
         self._awaiting: tuple[str, ...] = ()
 
-    def letters(self, after: int = 0) -> str:
+    def letters(self, after: int) -> str:
         """Return the kinds of the events after a seq, a letter for each."""
         return self._letters[after:].decode()
 

@@ -42,7 +42,7 @@ class Problem:
     def type(self) -> str:
         return TYPE_PREFIX + self.name
 
-    def document(self, facts: Mapping[str, object] | None = None) -> dict[str, object]:
+    def document(self, facts: Mapping[str, object] | None) -> dict[str, object]:
         """Return the problem document: the members that RFC 9457 defines, and these facts."""
         title = self.name.replace("-", " ")
         own = {"type": self.type, "title": title, "status": self.status, "detail": self.detail}

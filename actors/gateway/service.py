@@ -141,7 +141,7 @@ class Service:
         authorize: Authorize,
         share: Share | None,
         ports: Ports,
-        is_read_only: bool = False,
+        is_read_only: bool,
     ) -> None:
         self.is_read_only = is_read_only
         self.histories = Histories(conversations)

@@ -33,9 +33,7 @@ class Asked(NamedTuple):
     show_author: bool = False
 
 
-def shaped_view(
-    state: Folded, shape: Shape, rename: Rename, asked: Asked = Asked()
-) -> dict[str, object]:
+def shaped_view(state: Folded, shape: Shape, rename: Rename, asked: Asked) -> dict[str, object]:
     """Return a state's view in this shape. Raises `OpenCalls` while a call has no result."""
     if shape in _LLM_SHAPES:
         return {"seq": state.seq, **_llm_messages(state.view, shape, asked)}

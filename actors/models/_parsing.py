@@ -282,8 +282,8 @@ def check_ending(
     text: str,
     refusal: str = "",
     is_filtered: bool = False,
-    is_cut: bool = False,
-    has_calls: bool = False,
+    is_cut: bool,
+    has_calls: bool,
 ) -> None:
     """Raise if a complete response is not an answer.
 

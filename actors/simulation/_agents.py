@@ -123,7 +123,7 @@ class SimulatedAgent:
         journal: SimulatedJournal,
         *,
         misbehaves: bool,
-        pieces_max: int = 4,
+        pieces_max: int,
     ) -> None:
         self.simulation = simulation
         self.oracles = oracles
@@ -246,7 +246,7 @@ class SimulatedToolAgent:
         *,
         misbehaves: bool,
         confirms: bool,
-        pieces_max: int = 4,
+        pieces_max: int,
     ) -> None:
         self._outside = _Outside(simulation, oracles, journal, misbehaves, pieces_max)
         self._confirms = confirms

@@ -77,7 +77,7 @@ def _note_end(message: Message, told: Mapping[str, object]) -> None:
         message.answer(text_of(end.get("outcome")), reply, is_whole=True)
 
 
-async def ask_end(message: Message, *, wait_s: int, cut: Cut = NO_CUT) -> None:
+async def ask_end(message: Message, *, wait_s: int, cut: Cut) -> None:
     """Ask how the turn of a message ended."""
     room = message.room
     path = _here(room, f"/messages/{quote(message.key, safe='')}/turn")
