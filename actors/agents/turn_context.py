@@ -208,13 +208,13 @@ class TurnContext:
     @property
     def metrics(self) -> Metrics:
         """The totals of all model calls of the conversation, this turn's included."""
-        self._owner.running_turn(self.turn_id)
+        self._running()
         return self._owner.metrics
 
     @property
     def recently_seen(self) -> Sequence[SeenEvent | LLMConvertibleEvent]:
         """The newest events that the model saw since the last user message, forgotten ones too."""
-        self._owner.running_turn(self.turn_id)
+        self._running()
         return self._owner.recently_seen
 
     @property
@@ -345,9 +345,8 @@ class TurnContext:
             thinking=thinking,
             llm_response_id=llm_response_id,
         )
-        if usage is None:
-            return (await self._append(message, ends=ends_turn))[0]
-        return (await self._append(message, self._step_finished(usage), ends=ends_turn))[0]
+        finished = () if usage is None else (self._step_finished(usage),)
+        return (await self._append(message, *finished, ends=ends_turn))[0]
 
     def writer(self) -> Callable[[str], Awaitable[None]]:
         """Begin an answer, or begin it anew; return the function that takes its pieces.
@@ -601,6 +600,7 @@ class TurnContext:
         self._running()
 
     def _running(self) -> RunningTurn:
+        """Return the turn; raise `StaleTurn` once it has ended."""
         return self._owner.running_turn(self.turn_id)
 
 

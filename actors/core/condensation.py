@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -335,17 +336,13 @@ class SummarizingCondenser:
         forgotten = max(find_runs(view, 0, len(view)), key=len, default=())
         if not forgotten:
             return None
+        ids = tuple(event.id for event in forgotten)
         factor = 1.0
-        for tries_left in reversed(range(RESET_TRIES_MAX)):
-            try:
-                summary = await self._summarize(forgotten, factor)
-            except Exception:
-                if not tries_left:
-                    raise
-                factor *= RESET_TEXT_FACTOR
-            else:
-                return Proposal(tuple(event.id for event in forgotten), summary)
-        return None
+        for _ in range(RESET_TRIES_MAX - 1):
+            with suppress(Exception):
+                return Proposal(ids, await self._summarize(forgotten, factor))
+            factor *= RESET_TEXT_FACTOR
+        return Proposal(ids, await self._summarize(forgotten, factor))
 
     async def _summarize(self, events: Sequence[LLMConvertibleEvent], factor: float) -> str:
         texts = (_text(event) for event in events)

@@ -97,7 +97,6 @@ from .working_state import (
 __all__ = [
     "TurnCommand",
     "add_error",
-    "add_first_prompt",
     "add_owner",
     "begin_log",
     "check_running",
@@ -387,7 +386,9 @@ def _retract_from(draft: Draft, message_id: str, why: str) -> None:
 
 def begin_log(draft: Draft, expected: Expected | None) -> None:
     """If the log is empty, begin it with the system prompt and the conversation's user."""
-    add_first_prompt(draft)
+    prompt = draft.working.settings.system_prompt
+    if not draft.working.state.seq and prompt is not None:
+        draft.add(SystemPromptEvent, content=prompt)
     add_owner(draft, expected)
 
 
@@ -395,13 +396,6 @@ def add_owner(draft: Draft, expected: Expected | None) -> None:
     """If the log is empty, write the conversation's user beside its first events."""
     if not draft.working.state.seq and expected is not None and expected.owner is not None:
         draft.add(ConversationChangedEvent, owner=expected.owner)
-
-
-def add_first_prompt(draft: Draft) -> None:
-    """Begin a conversation with its system prompt, if the application has one."""
-    prompt = draft.working.settings.system_prompt
-    if not draft.working.state.seq and prompt is not None:
-        draft.add(SystemPromptEvent, content=prompt)
 
 
 def _add_changed_prompt(draft: Draft) -> None:

@@ -629,23 +629,19 @@ class Oracles:
 
     def waiting(self, conversation_id: str) -> Sequence[str]:
         """Return the ids of the messages that wait there."""
-        shadow = self._shadows.get(conversation_id)
-        return () if shadow is None else tuple(shadow.state.turns.queued)
+        return tuple(self.state(conversation_id).turns.queued)
 
     def waits_for(self, conversation_id: str) -> str | None:
         """Return what the conversation waits for: "resume", "confirmation", or nothing."""
-        shadow = self._shadows.get(conversation_id)
-        return None if shadow is None else shadow.state.turns.waits_for
+        return self.state(conversation_id).turns.waits_for
 
     def awaiting(self, conversation_id: str) -> Sequence[str]:
         """Return the calls that wait there for a confirmation."""
-        shadow = self._shadows.get(conversation_id)
-        return () if shadow is None else shadow.state.turns.awaiting
+        return self.state(conversation_id).turns.awaiting
 
     def is_unfinished(self, conversation_id: str) -> bool:
         """Return True if a turn runs there, or a message waits."""
-        shadow = self._shadows.get(conversation_id)
-        return shadow is not None and shadow.state.turns.has_open_turns
+        return self.state(conversation_id).turns.has_open_turns
 
     # --- as it happens ---------------------------------------------------------------------------
 
@@ -739,9 +735,7 @@ class Oracles:
     def undone(self, conversation_id: str, message: UserMessageEvent) -> None:
         """Check a chat message whose turn a caller took back, as the caller was told."""
         self.simulation.mark("turn taken back")
-        shadow = self._shadows.get(conversation_id)
-        view = () if shadow is None else shadow.state.view
-        if any(event.turn_id == message.turn_id for event in view):
+        if any(event.turn_id == message.turn_id for event in self.state(conversation_id).view):
             self.broken("T15", f"turn {message.turn_id} of {conversation_id}")
 
     def agent_begins(self, conversation_id: str, turn_id: str) -> None:

@@ -88,7 +88,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_begin_with", "draft.seq, turn_id", "draft.seq - 1, turn_id"),
     (turn_rules, "_begin_with", "if running is not None else ()", "if False else ()"),
     (turn_rules, "_begin_with", "is_answer_over=True", "is_answer_over=False"),
-    (turn_rules, "add_first_prompt", "if not draft.working.state.seq and", "if"),
+    (turn_rules, "begin_log", "if not draft.working.state.seq and", "if"),
     (turn_rules, "_queue", ">= working.settings", "> working.settings"),
     (turn_rules, "_queue", "None if ends_hold else turns.waits_for", "None"),
     (turn_rules, "_queue", "draft.seq,", "draft.seq - 1,"),
