@@ -176,17 +176,17 @@ class MemoryStore:
 
     def moved(self, conversation_id: str) -> None:
         """Wake all tasks that wait for this log."""
-        for cell in self._waiting.pop(conversation_id, ()):
-            cell.set(None)
+        for one_shot in self._waiting.pop(conversation_id, ()):
+            one_shot.set(None)
 
     async def wait_for_move(self, conversation_id: str) -> None:
-        cell: OneShot[None] = OneShot()
-        self._waiting.setdefault(conversation_id, []).append(cell)
+        moved: OneShot[None] = OneShot()
+        self._waiting.setdefault(conversation_id, []).append(moved)
         try:
-            await cell.wait()
+            await moved.wait()
         finally:
-            if cell in (cells := self._waiting.get(conversation_id, [])):
-                cells.remove(cell)
+            if moved in (waiting := self._waiting.get(conversation_id, [])):
+                waiting.remove(moved)
 
     def wake_all(self) -> None:
         """Wake every task that waits, since a journal was left."""

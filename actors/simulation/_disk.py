@@ -129,9 +129,9 @@ class Disk:
 
     async def be_stuck(self) -> None:
         if not self.is_healed:
-            cell: OneShot[None] = OneShot()
-            self._stuck.append(cell)
-            await cell.wait()
+            healed: OneShot[None] = OneShot()
+            self._stuck.append(healed)
+            await healed.wait()
 
 
 def _call(

@@ -37,86 +37,86 @@ async def bounded_tasks() -> AsyncIterator[TaskGroup]:
 
 
 async def test_a_value_set_before_anyone_waits_is_kept() -> None:
-    cell: OneShot[int] = OneShot()
-    cell.set(1)
-    assert await cell.wait() == 1
+    one_shot: OneShot[int] = OneShot()
+    one_shot.set(1)
+    assert await one_shot.wait() == 1
 
 
 async def test_a_waiter_is_woken_by_the_value() -> None:
-    cell: OneShot[int] = OneShot()
+    one_shot: OneShot[int] = OneShot()
     got: list[int] = []
 
     async def wait() -> None:
-        got.append(await cell.wait())
+        got.append(await one_shot.wait())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await parked()
-        assert not cell.is_done
+        assert not one_shot.is_done
 
-        cell.set(2)
+        one_shot.set(2)
 
     assert got == [2]
 
 
 async def test_a_waiter_gets_exactly_the_error_it_was_failed_with() -> None:
-    cell: OneShot[int] = OneShot()
+    one_shot: OneShot[int] = OneShot()
     error = ValueError("as it is")
-    cell.fail(error)
+    one_shot.fail(error)
     with pytest.raises(ValueError, match="as it is") as caught:
-        await cell.wait()
+        await one_shot.wait()
     assert caught.value is error
 
 
 async def test_the_first_answer_stands() -> None:
-    cell: OneShot[int] = OneShot()
-    cell.set(1)
-    cell.set(2)
-    cell.fail(ValueError())
-    assert await cell.wait() == 1
+    one_shot: OneShot[int] = OneShot()
+    one_shot.set(1)
+    one_shot.set(2)
+    one_shot.fail(ValueError())
+    assert await one_shot.wait() == 1
 
 
 async def test_answering_a_waiter_that_was_cancelled_does_nothing() -> None:
-    cell: OneShot[int] = OneShot()
+    one_shot: OneShot[int] = OneShot()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cell.wait)
+        tasks.start_soon(one_shot.wait)
         await parked()
         tasks.cancel_scope.cancel()
 
-    cell.set(1)
+    one_shot.set(1)
 
-    assert cell.is_done
+    assert one_shot.is_done
 
 
 async def test_answering_a_waiter_in_the_moment_of_its_cancellation_does_nothing() -> None:
-    cell: OneShot[int] = OneShot()
+    one_shot: OneShot[int] = OneShot()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cell.wait)
+        tasks.start_soon(one_shot.wait)
         await parked()
         tasks.cancel_scope.cancel()
-        cell.set(1)  # before the waiter has run its way out
+        one_shot.set(1)  # before the waiter has run its way out
     await checkpoint()
-    assert cell.is_done
+    assert one_shot.is_done
 
 
 async def test_a_second_waiter_is_refused() -> None:
-    cell: OneShot[int] = OneShot()
+    one_shot: OneShot[int] = OneShot()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cell.wait)
+        tasks.start_soon(one_shot.wait)
         await parked()
         with pytest.raises(RuntimeError, match="one waiter"):
-            await cell.wait()
-        cell.set(1)
+            await one_shot.wait()
+        one_shot.set(1)
 
 
 async def test_a_thread_can_wake_a_waiter() -> None:
-    cell: OneShot[str] = OneShot()
+    one_shot: OneShot[str] = OneShot()
     call_soon = thread_caller()
-    thread = threading.Thread(target=lambda: call_soon(lambda: cell.set("from a thread")))
+    thread = threading.Thread(target=lambda: call_soon(lambda: one_shot.set("from a thread")))
 
     thread.start()
 
-    assert await cell.wait() == "from a thread"
+    assert await one_shot.wait() == "from a thread"
     thread.join()
 
 

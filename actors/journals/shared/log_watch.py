@@ -23,19 +23,19 @@ def mark_of(name: str) -> int:
 
 
 class _Waiter:
-    __slots__ = ("after", "cell", "has_moved", "mark", "name")
+    __slots__ = ("after", "has_moved", "mark", "name", "woken")
 
     def __init__(self, name: str, after: int) -> None:
         self.name = name
         self.mark = mark_of(name)
         self.after = after
         self.has_moved = False
-        self.cell: OneShot[None] | None = None
+        self.woken: OneShot[None] | None = None
 
     def wake(self) -> None:
-        if self.cell is not None:
-            self.cell.set(None)
-            self.cell = None
+        if self.woken is not None:
+            self.woken.set(None)
+            self.woken = None
 
 
 class LogWatch:
@@ -93,8 +93,8 @@ class LogWatch:
             self._see([waiter], await self._read_heads([name]))
             while not waiter.has_moved:
                 if self._is_led:
-                    waiter.cell = OneShot()
-                    await waiter.cell.wait()
+                    waiter.woken = OneShot()
+                    await waiter.woken.wait()
                 else:
                     self._is_led = True
                     try:
