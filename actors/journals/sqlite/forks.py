@@ -15,7 +15,7 @@ from ...errors import (
     RecordNotFound,
 )
 from ...journal import Claim, Listing, Record
-from ..shared.append_rules import check_deletion
+from ..shared.append_rules import Append, check_deletion
 from .erasure import begin_erasure, needed
 from .listings import erase_listing
 from .log import empty_tail, find_events, find_record, fork_seal, log_of, prefix_of, read_records
@@ -80,7 +80,15 @@ def fork(
         "INSERT INTO fork VALUES (?, ?, ?, ?)",
         (child.log, shared, at, fork_seal(child.log, shared, at)),
     )
-    writer.begin_fork(child, records, is_unfinished=is_unfinished, listing=listing)
+    begins = Append(
+        fork_name,
+        records,
+        epoch=child.epoch,
+        expected_seq=at + 1,
+        is_unfinished=is_unfinished,
+        listing=listing,
+    )
+    writer.begin_fork(child, begins)
     return Claim(child.epoch, child.head)
 
 

@@ -606,9 +606,7 @@ class SQLiteWriter:
             return False
         if tail.forked_at and any(self._known(tail, job.records)):
             return False  # the unique indexes do not cover the prefix
-        job.settle(
-            self._add(tail, job.records, is_unfinished=job.is_unfinished, listing=job.listing)
-        )
+        job.settle(self._add(tail, job))
         return True
 
     def _append_alone(self, job: Append, *, is_ours: bool) -> Sequence[int]:
@@ -630,34 +628,18 @@ class SQLiteWriter:
             known_messages=messages,
         )
         assert tail is not None, "an epoch that was never claimed was not fenced"
-        return self._add_alone(
-            tail, job.records, is_unfinished=job.is_unfinished, listing=job.listing
-        )
+        return self._add_alone(tail, job)
 
-    def begin_fork(
-        self,
-        tail: Tail,
-        records: Sequence[Record],
-        *,
-        is_unfinished: bool,
-        listing: Listing | None,
-    ) -> None:
+    def begin_fork(self, tail: Tail, own: Append) -> None:
         """Write the first records of a fork that was just stored."""
-        events, messages = self._known(tail, records)
+        events, messages = self._known(tail, own.records)
         if events:
             raise EventIdConflict(tail.name, events)
-        check_ids(tail.name, records, tail.head + 1, messages)
-        self._add_alone(tail, records, is_unfinished=is_unfinished, listing=listing)
+        check_ids(tail.name, own.records, tail.head + 1, messages)
+        self._add_alone(tail, own)
 
-    def _add_alone(
-        self,
-        tail: Tail,
-        records: Sequence[Record],
-        *,
-        is_unfinished: bool,
-        listing: Listing | None,
-    ) -> Sequence[int]:
-        seqs = self._add(tail, records, is_unfinished=is_unfinished, listing=listing)
+    def _add_alone(self, tail: Tail, job: Append) -> Sequence[int]:
+        seqs = self._add(tail, job)
         try:
             self._write()
         except sqlite3.IntegrityError as error:
@@ -683,15 +665,9 @@ class SQLiteWriter:
             find_messages(self.connection, tail, messages),
         )
 
-    def _add(
-        self,
-        tail: Tail,
-        records: Sequence[Record],
-        *,
-        is_unfinished: bool,
-        listing: Listing | None,
-    ) -> Sequence[int]:
+    def _add(self, tail: Tail, job: Append) -> Sequence[int]:
         """Decide one append: gather its rows and advance its tail."""
+        records, is_unfinished, listing = job.records, job.is_unfinished, job.listing
         before = seq = tail.head
         upto = before + len(records)
         log, epoch, mark, last = tail.log, tail.epoch, tail.tip, tail.last
