@@ -100,10 +100,9 @@ class StatusFold:
         # Matched by kind: a pydantic class that does not match costs ten times as much.
         match event.kind:
             case "user_message":
-                return _moved(self, _IDLE) if self.status in _AT_REST else self
+                return _readied(self)
             case "turn_started":
-                rested = _moved(self, _IDLE) if self.status in _AT_REST else self
-                return _moved(rested, _RUNNING)
+                return _moved(_readied(self), _RUNNING)
             case "turn_ended":
                 assert isinstance(event, TurnEndedEvent), event.kind
                 # A stuck turn ends as well; its end does not overwrite that it was stuck.
@@ -113,8 +112,8 @@ class StatusFold:
             case "confirmation_given":
                 return _beneath_pause(self, _RUNNING)
             case "paused" if self.status is not _PAUSED:
-                rested = _moved(self, _IDLE) if self.status in _AT_REST else self
-                return _FOLDS[_moved(rested, _PAUSED).status, rested.status]
+                ready = _readied(self)
+                return _FOLDS[_moved(ready, _PAUSED).status, ready.status]
             case "resumed":
                 return _moved(self, self.resumes_as) if self.status is _PAUSED else self
             case "status_changed":
@@ -127,6 +126,11 @@ class StatusFold:
 
 def _moved(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
     return _FOLDS[status, fold.resumes_as] if status in TRANSITIONS[fold.status] else fold
+
+
+def _readied(fold: StatusFold) -> StatusFold:
+    """Leave behind how the last turn ended."""
+    return _moved(fold, _IDLE) if fold.status in _AT_REST else fold
 
 
 def _beneath_pause(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
