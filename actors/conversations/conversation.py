@@ -68,11 +68,11 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
-from ..journal import Journal, Listing, ListQuery, Rejection
+from ..journal import Journal, Listing, Rejection
 from ..owner.actor import Forking, Setup
 from ..owner.event_reader import EventReader
 from ..owner.loading import load_state
-from ..owner.nodes import ask_owner
+from ..owner.nodes import ask_owner, find_row
 from ..values.frozen import FrozenObject
 from ..values.text import (
     ID_LENGTH_MAX,
@@ -587,15 +587,12 @@ class Conversation:
         """
         if self._expected is None or self._expected.owner is None:
             return
-        query = ListQuery(1, prefix=self.conversation_id)
-        for row in (await self._journal.page(query)).rows:
-            if row.conversation_id != self.conversation_id:
-                return  # the next row: the conversation does not exist
-            owner = row.listing.owner
-            if row.is_stale:
-                owner = (await self.at()).details.owner
-            if owner != self._expected.owner:
-                raise NotYours(self.conversation_id)
+        row = await find_row(self._journal, self.conversation_id)
+        if row is None:
+            return
+        owner = (await self.at()).details.owner if row.is_stale else row.listing.owner
+        if owner != self._expected.owner:
+            raise NotYours(self.conversation_id)
 
     @property
     def is_in_own_loop(self) -> bool:
@@ -714,18 +711,16 @@ class Conversation:
         # Its own events follow the shared ones. If this conversation was deleted and begun anew,
         # the fork of the former one shares other events.
         begins = await self._journal.read(fork.conversation_id, after=at - 1, limit=2)
-        own = [
-            decode_record(fork.conversation_id, one).event for one in begins if one.seq == at + 1
-        ]
-        return (
-            any(
-                isinstance(event, ForkedFromEvent)
-                and (event.conversation_id, event.seq) == (self.conversation_id, at)
-                for event in own
-            )
-            and begins[0].event_id == event_id
-            and (await fork.at()).details.owner == (owner or "")
-        )
+        match begins:
+            case [shared, first] if shared.event_id == event_id:
+                own = decode_record(fork.conversation_id, first).event
+                return (
+                    isinstance(own, ForkedFromEvent)
+                    and (own.conversation_id, own.seq) == (self.conversation_id, at)
+                    and (await fork.at()).details.owner == (owner or "")
+                )
+            case _:
+                return False
 
 
 def _no_such_seq(conversation_id: str, seq: int, first: int, head: int) -> InvalidInput:

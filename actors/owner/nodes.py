@@ -26,7 +26,7 @@ from .event_reader import EventReader
 from .live_answer import ends_answer
 from .subscriptions import Subscriptions
 
-__all__ = ["NodeLink", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner"]
+__all__ = ["NodeLink", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner", "find_row"]
 
 R = TypeVar("R")
 
@@ -112,6 +112,12 @@ async def _ask_any(
             lost = error  # the owner here has lost the conversation, and only now found out
     assert lost is not None, "a round that neither returned nor lost the owner"
     raise lost
+
+
+async def find_row(journal: Journal, conversation_id: str) -> ListRow | None:
+    """Return the conversation's row in the list; None if the conversation does not exist."""
+    page = await journal.page(ListQuery(1, prefix=conversation_id))
+    return next((row for row in page.rows if row.conversation_id == conversation_id), None)
 
 
 class Whereabouts(NamedTuple):
@@ -203,7 +209,7 @@ class ThisNode:
 
     async def whereabouts_of(self, conversation_id: str) -> Whereabouts:
         """Return where its owner is, and whether it runs a step. It reads one row."""
-        row = await self._row_of(conversation_id)
+        row = await find_row(self._journal, conversation_id)
         if row is None:
             return Whereabouts(None, is_idle=True)
         is_idle = not row.is_stale and row.listing.status in _WITHOUT_A_STEP
@@ -211,12 +217,8 @@ class ThisNode:
 
     async def has_moved(self, conversation_id: str, address: str) -> bool:
         """Return True if the conversation exists and this address's process does not own it."""
-        row = await self._row_of(conversation_id)
+        row = await find_row(self._journal, conversation_id)
         return row is not None and (row.owned != "elsewhere" or row.address != address)
-
-    async def _row_of(self, conversation_id: str) -> ListRow | None:
-        page = await self._journal.page(ListQuery(1, prefix=conversation_id))
-        return next((row for row in page.rows if row.conversation_id == conversation_id), None)
 
     def is_owner(self, conversation_id: str) -> bool:
         """Return True if an owner is active here."""
