@@ -68,6 +68,22 @@ class Tail:
         )
         return crc32(facts.encode())
 
+    def columns(self) -> tuple[object, ...]:
+        """Return the columns of the row, but for its number."""
+        return (
+            self.name,
+            self.incarnation,
+            self.log,
+            self.epoch,
+            self.head,
+            self.last,
+            self.tip,
+            self.forked_at,
+            self.is_unfinished,
+            self.updated_us,
+            self.seal(),
+        )
+
 
 # Any: the fields of a `Tail`, in their order. `Tail(*packed)` makes it again.
 PackedTail: TypeAlias = tuple[Any, ...]

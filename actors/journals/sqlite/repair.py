@@ -545,19 +545,7 @@ class _Repair:
         tail.forked_at = row[0] if row else 0
         self._new.execute(
             "INSERT INTO conversation VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                tail.name,
-                tail.incarnation,
-                tail.log,
-                tail.epoch,
-                tail.head,
-                tail.last,
-                tail.tip,
-                tail.forked_at,
-                tail.is_unfinished,
-                tail.updated_us,
-                tail.seal(),
-            ),
+            tail.columns(),
         )
         if tail.head:
             # The log may have been cut, and the old row is a cache.

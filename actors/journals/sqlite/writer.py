@@ -738,29 +738,17 @@ class SQLiteWriter:
 
     def store(self, tail: Tail) -> None:
         """Write a conversation's row; appends write theirs by the trigger instead."""
-        facts = (
-            tail.incarnation,
-            tail.log,
-            tail.epoch,
-            tail.head,
-            tail.last,
-            tail.tip,
-            tail.forked_at,
-            tail.is_unfinished,
-            tail.updated_us,
-            tail.seal(),
-        )
         if tail.number:
             self._execute(
                 "UPDATE conversation SET incarnation = ?, log = ?, epoch = ?, head = ?, last = ?, "
                 "tip = ?, forked_at = ?, is_unfinished = ?, updated_us = ?, seal = ? WHERE id = ?",
-                (*facts, tail.number),
+                (*tail.columns()[1:], tail.number),  # its name stays
             )
         else:
             (tail.number,) = self._execute(
                 "INSERT INTO conversation VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
                 "RETURNING id",
-                (tail.name, *facts),
+                tail.columns(),
             ).fetchone()
         self._loaded[tail.name] = tail
 
