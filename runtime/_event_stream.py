@@ -8,7 +8,6 @@ subscribers. All of it belongs to the runtime's loop.
 from __future__ import annotations
 
 from collections import deque
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ._backend import OneShot
@@ -37,12 +36,7 @@ class Subscription(Generic[E]):
         self._stream.add(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:

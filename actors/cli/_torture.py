@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NoReturn, Self, TextIO
 
 import anyio
@@ -313,12 +312,7 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
     def show(self, made: Torture) -> None:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import anyio
@@ -119,12 +118,7 @@ class ProviderModel(ABC, Generic[ClientT]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
