@@ -130,7 +130,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
     if expected.event_id is None:
         is_there = expected.seq <= state.seq
     else:
-        known = working.find_recent(expected.event_id) or stamp.known_events.get(expected.event_id)
+        known = working.find_event(expected.event_id, stamp)
         is_there = known is not None and known.seq == expected.seq
     if not is_there:
         raise NotThisLog(name, expected.seq)
@@ -160,7 +160,7 @@ def _check_is_no_summary(working: WorkingState, event_id: str) -> None:
 
 def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
     event = command.event
-    known = working.find_recent(event.id) or stamp.known_events.get(event.id)
+    known = working.find_event(event.id, stamp)
     if known is not None:
         if known.event != event:
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})
@@ -189,11 +189,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
     events = command.events
     if not events:
         return Decision(reply=Appended(working.state.seq))
-    known = [
-        logged
-        for event in events
-        if (logged := working.find_recent(event.id) or stamp.known_events.get(event.id))
-    ]
+    known = [logged for event in events if (logged := working.find_event(event.id, stamp))]
     if known:
         # It is a duplicate only if the log has all of the events, in this order: some may have been
         # appended without the others, or together with other events.
@@ -234,7 +230,7 @@ def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
         labels=command.labels,
         owner=command.owner,
     )
-    known = working.find_recent(event.id) or stamp.known_events.get(event.id)
+    known = working.find_event(event.id, stamp)
     if known is not None:
         if known.event != event.model_copy(update={"timestamp": known.event.timestamp}):
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})

@@ -227,7 +227,7 @@ def _find_carried(draft: Draft, event_id: str | None) -> LoggedEvent | None:
     """Return the event of this id, which a sender chose, if the log has it."""
     if event_id is None:
         return None
-    return draft.working.find_recent(event_id) or draft.stamp.known_events.get(event_id)
+    return draft.working.find_event(event_id, draft.stamp)
 
 
 def first_reply(

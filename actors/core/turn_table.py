@@ -92,9 +92,7 @@ def _digested_parts(message: DigestedMessage) -> Sequence[object]:
 
 
 def _file_digest(file: FileContent) -> Sequence[str | None]:
-    data = None
-    if file.data is not None:
-        data = _digest(file.data)
+    data = None if file.data is None else _digest(file.data)
     return [file.name, file.media_type, data, file.url]
 
 

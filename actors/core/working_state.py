@@ -221,6 +221,10 @@ class WorkingState:
             return None
         return next(logged for logged in self.recent_backwards() if logged.event.id == event_id)
 
+    def find_event(self, event_id: str, stamp: Stamp) -> LoggedEvent | None:
+        """Return the event of this id, which a command names, if the log has it."""
+        return self.find_recent(event_id) or stamp.known_events.get(event_id)
+
     def apply(self, decision: Decision) -> None:
         """Fold a decision into the state."""
         if decision.asked is not None:
