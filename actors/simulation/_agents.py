@@ -9,7 +9,7 @@ in every way that models may, and breaks off in the middle.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -46,6 +46,7 @@ __all__ = [
     "SimulatedAgent",
     "SimulatedToolAgent",
     "SummaryModel",
+    "pieces_of",
 ]
 
 SWALLOWS_S = 2.0
@@ -55,6 +56,20 @@ _FACE = "\ud83d\ude00"
 """A character in the two halves in which some models send it."""
 _CALLS_MAX = 3
 _PATIENCE_S = 0.5
+
+
+def pieces_of(oracles: Oracles, turn_id: str, begins: str, count: int) -> Iterator[str]:
+    """Yield an answer that begins so, and have the oracles know each piece before it is written.
+
+    Every second piece ends in the middle of a character.
+    """
+    streamed = oracles.streamed.setdefault(turn_id, set())
+    said = ""
+    for n in range(count):
+        piece = f"p{n}.{_FACE[0]}" if n % 2 else f"{_FACE[1] if n else begins}p{n}."
+        said += piece
+        streamed.update((storable(said), hold_back_half(said)[0]))
+        yield piece
 
 
 class ToolBroke(Exception):
@@ -96,17 +111,11 @@ class _Outside:
         return text
 
     async def pieces(self, turn: TurnContext) -> AsyncGenerator[str, None]:
-        """Yield an answer piece by piece; no two answers begin alike.
-
-        Every second piece ends in the middle of a character.
-        """
+        """Yield an answer piece by piece; no two answers begin alike."""
         simulation = self.simulation
-        said = f"{simulation.steps}:"
-        for n in range(1 + simulation.draw("pieces", self.pieces_max)):
-            piece = f"p{n}.{_FACE[0]}" if n % 2 else f"{_FACE[1] if n else said}p{n}."
-            said = said + piece if n else piece
-            streamed = self.oracles.streamed.setdefault(turn.turn_id, set())
-            streamed.update((storable(said), hold_back_half(said)[0]))
+        begins = f"{simulation.steps}:"
+        count = 1 + simulation.draw("pieces", self.pieces_max)
+        for piece in pieces_of(self.oracles, turn.turn_id, begins, count):
             yield piece
             await linger(simulation, "piece", 0.3, 2.0)
             if self.misbehaves and simulation.chance("stream breaks", 0.05):

@@ -92,7 +92,7 @@ from ..owner.nodes import NodeLink
 from ..owner.subscriptions import Subscriptions
 from ..owner.wait_graph import WaitGraph
 from ..tool_calls import ToolCall, ToolResult
-from ..values.text import hold_back_half, storable
+from ._agents import pieces_of
 from ._disk import LEASE_S, Disk, SimulatedJournal, owner_of
 from ._oracles import INVARIANTS, Oracles, Sending, ShownAnswer
 from ._states import check_state
@@ -132,8 +132,6 @@ _PROMPTS = (None, "be kind", "be brief")
 _AT = datetime(2025, 1, 1, tzinfo=UTC)
 _PARK_S = 3.0
 _RENEWED_S = 0.001
-_FACE = "\ud83d\ude00"
-"""A character in the two halves in which some models send it."""
 
 
 class _NotYet(Exception):
@@ -1114,12 +1112,10 @@ class OwnerWorld:
         self, process: _Process, turn: TurnContext, write: Callable[[str], Awaitable[None]]
     ) -> str:
         """Write an answer piece by piece; no two begin alike."""
-        said = f"{next(self._numbers)}:"
-        for n in range(1 + self.simulation.draw("pieces", 4)):
-            piece = f"p{n}.{_FACE[0]}" if n % 2 else f"{_FACE[1] if n else said}p{n}."
-            said = said + piece if n else piece
-            streamed = self.oracles.streamed.setdefault(turn.turn_id, set())
-            streamed.update((storable(said), hold_back_half(said)[0]))
+        begins, count = f"{next(self._numbers)}:", 1 + self.simulation.draw("pieces", 4)
+        said = ""
+        for piece in pieces_of(self.oracles, turn.turn_id, begins, count):
+            said += piece
             await write(piece)
         await self.meanwhile(process)
         return said
