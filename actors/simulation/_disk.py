@@ -86,7 +86,7 @@ class Disk:
     simulation: Simulation
     store: WatchedStore = field(default_factory=WatchedStore)
     has_locks: bool = False
-    has_cells: bool = True
+    has_one_shots: bool = True
     """An append returns a `OneShot`, as the journals with threads do, and not a coroutine."""
     strike: JournalStrike | None = None
     fault_chances: dict[Fault, float] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class Disk:
         """Cause no faults from now on, and let stuck calls go on."""
         self.is_healed = True
         stuck, self._stuck = self._stuck, []
-        for cell in stuck:
-            cell.set(None)
+        for healed in stuck:
+            healed.set(None)
 
     def draw_fault(self, call: str, *, is_write: bool) -> Fault | None:
         """Return the fault of this call, if it has one."""
@@ -149,7 +149,7 @@ def _call(
 class SimulatedJournal(MemoryJournal):
     """One node's journal."""
 
-    def __init__(self, disk: Disk, node: Node, *, takeover: bool = False) -> None:
+    def __init__(self, disk: Disk, node: Node, *, takeover: bool) -> None:
         super().__init__(disk.store, address=repr(node), ports=node.ports)
         self.node = node
         self.is_broken = False
@@ -343,7 +343,7 @@ class SimulatedJournal(MemoryJournal):
             is_unfinished=is_unfinished,
             listing=listing,
         )
-        if not self._disk.has_cells:
+        if not self._disk.has_one_shots:
             return self.ask("append", do, is_write=True)
         # As with the journals that have threads, the answer comes from outside all tasks of the
         # node.

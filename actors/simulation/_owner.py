@@ -547,7 +547,7 @@ class OwnerWorld:
             condenses=pick("condenses", (False, False, True)),
             faults=pick("faults", (0.0, 0.0, 0.0, 0.03, 0.1)),
         )
-        self.disk = Disk(simulation, has_cells=False)
+        self.disk = Disk(simulation, has_one_shots=False)
         self.oracles = Oracles(simulation, self.disk, queued_max=_QUEUED_MAX)
         self.oracles.is_pinned = self.features.prompt_policy == "pinned"
         self.faults = 0

@@ -175,7 +175,7 @@ class Options:
     messages: int = 3
     overlaps: Sequence[OnOverlap] = OVERLAPS
     has_locks: bool = False
-    has_cells: bool = True
+    has_one_shots: bool = True
     has_small_limits: bool = False
     journal_faults: dict[Fault, float] = field(default_factory=dict)
     crashes: bool = False
@@ -240,7 +240,7 @@ class Options:
             conversations=pick("conversations", (1, 1, 1, 2)),
             messages=pick("messages", (2, 1, 3, 4)),
             has_locks=chance("has locks", 0.25),
-            has_cells=not chance("has no cells", 0.25),
+            has_one_shots=not chance("has no one-shots", 0.25),
             has_small_limits=chance("has small limits", 0.8),
             overlaps=pick("overlaps", _OVERLAPS_DRAWN),
             journal_faults={
@@ -667,7 +667,7 @@ class _Run:
         self.disk = Disk(
             simulation,
             has_locks=options.has_locks,
-            has_cells=options.has_cells,
+            has_one_shots=options.has_one_shots,
             strike=strike,
             fault_chances=options.journal_faults,
         )

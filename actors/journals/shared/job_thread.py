@@ -105,7 +105,7 @@ class JobThread:
         group_items_max: int,
         group_bytes_max: int,
         stop_wait_s: float,
-        answer_wait_s: float = 60.0,
+        answer_wait_s: float,
     ) -> None:
         self._name = name
         self._answer_wait_s = answer_wait_s
