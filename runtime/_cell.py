@@ -178,6 +178,7 @@ class Cell(Mailbox):
         # The cell
         self.phase = Phase.STARTING
         self.at_rest = self.is_parked = True
+        """Parked: at rest, and mail may come the short way; see `close_short_way`."""
         self.worker: Host | None = None
         self.watchers: dict[Watcher, object] | None = None
         self.backoff_log: RestartLog | None = None

@@ -94,7 +94,7 @@ _READINGS_MAX = 10
 """How often `at` reads a log for one state, if another owner begins during each reading."""
 _LOOKS_MAX = 10
 """How often a fork looks if its name is free, if another owner of it begins after each look."""
-DECIDED_BEFORE_MAX = 3
+_DECIDED_BEFORE_MAX = 3
 """How far before a chat message the end of the turn that it cut off can be: that end, a system
 prompt, and the start of its own turn may come before it."""
 
@@ -631,7 +631,7 @@ class Conversation:
         """Return the answer that the first `send` of this chat message got, read from the log."""
         before: list[Event] = []
         try:
-            after = max(0, sent.seq - 1 - DECIDED_BEFORE_MAX)
+            after = max(0, sent.seq - 1 - _DECIDED_BEFORE_MAX)
             async for logged in self.events(after=after, live=False):
                 if logged.seq < sent.seq:
                     before.append(logged.event)

@@ -71,8 +71,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
     `ConversationDeleted` if the conversation is deleted, at once if this process deletes it. It
     does so, too, if the log is shorter than `known_seq`, a seq that the log once had.
 
-    If `on_owner_ended` is given, the reader awaits it before its first wait (unless it began with
-    events from the memory of an owner here), and again after the end of an owner in this process.
+    If `on_owner_ended` is given, the reader awaits it before its first wait, and again after the
+    end of an owner in this process. A reader that began with events from the memory of an owner
+    here awaits it only then.
     If `on_owner_ended` raises `OwnedElsewhere`, the reader follows the other owner, and awaits
     `on_owner_ended` again every `OWNER_ASKED_EVERY_S` seconds, at the same time as all readers of
     the conversation. It raises any other error of `on_owner_ended`.
