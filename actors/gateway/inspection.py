@@ -89,7 +89,6 @@ async def read_outline(caller: Reading, after: Place = 0) -> Response:
             "log": outline.letters(after),
             "turns": [_turn_json(turn) for turn in outline.changed_turns(after)],
             "waiting": [asdict(message) for message in outline.waiting.values()],
-            "withdrawn": [asdict(message) for message in outline.withdrawn],
             "left": [left for left in outline.left if left[2] > after],
             "damaged": [damage for damage in outline.damaged if damage[0] > after],
         }

@@ -78,7 +78,6 @@ class OutlinedMessage:
     joined_ms: float | None = None
     steers: str | None = None
     author: str | None = None
-    is_withdrawn: bool = False
 
 
 @dataclass(slots=True)
@@ -116,7 +115,6 @@ class Outline:
         self.turns: dict[str, OutlinedTurn] = {}
         self.waiting: dict[str, OutlinedMessage] = {}
         """Messages whose turn has not begun, by id."""
-        self.withdrawn: list[OutlinedMessage] = []
         self.left: list[tuple[int, int, int, str]] = []
         """Events that left the view: from seq, to seq, at seq, and how."""
         self.damaged: list[tuple[int, str]] = []
@@ -196,10 +194,7 @@ class Outline:
         at_ms: float,
     ) -> None:
         if isinstance(event, MessageWithdrawnEvent):
-            message = self.waiting.pop(event.message_id, None)
-            if message is not None:
-                message.is_withdrawn, message.joined_seq, message.joined_ms = True, seq, at_ms
-                self.withdrawn.append(message)
+            self.waiting.pop(event.message_id, None)
             return
         if event.message_id is None:
             return
