@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from turnkeeper.runtime import AskCycle
 
-__all__ = ["Inside", "WaitGraph", "turn_cycle", "turn_of"]
+__all__ = ["Inside", "WaitGraph", "turn_of"]
 
 
 class WaitGraph:
@@ -28,7 +28,11 @@ class WaitGraph:
         """While inside, note that `waiter` waits for `awaited`. Raises `AskCycle` for a cycle."""
         path = self._find(awaited, waiter)
         if path is not None:
-            raise turn_cycle(waiter, *path)
+            raise AskCycle(
+                (waiter, *path),
+                attempt="await of a turn",
+                advice="send without awaiting the turn, or await it outside of this one",
+            )
         self._waiting.setdefault(waiter, []).append(awaited)
         try:
             yield
@@ -63,12 +67,3 @@ class Inside:
 
 turn_of: ContextVar[Inside] = ContextVar("turnkeeper_turn_of")
 """Set while code runs in a turn."""
-
-
-def turn_cycle(*conversation_ids: str) -> AskCycle:
-    """Return the error for a turn that would await itself, along these conversations."""
-    return AskCycle(
-        conversation_ids,
-        attempt="await of a turn",
-        advice="send without awaiting the turn, or await it outside of this one",
-    )

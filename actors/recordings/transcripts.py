@@ -77,11 +77,6 @@ class RecordedConversation(Recorded):
     """The agent's messages before the first user message."""
     exchanges: tuple[RecordedExchange, ...]
 
-    @property
-    def call_count(self) -> int:
-        """Return the number of tool calls; the number of their ids may be smaller."""
-        return sum(len(step.calls) for exchange in self.exchanges for step in exchange.steps)
-
 
 class InputProblem(Recorded):
     """The reason why a file or an item cannot be used."""
