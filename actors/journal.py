@@ -408,9 +408,9 @@ class Journal(Protocol):
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         """Keep a snapshot; an older one of this conversation may be dropped.
 
-        `epoch` is the newest that its writer knows of. Raises `Fenced` if the record at the
-        snapshot's seq has a later epoch: the conversation was deleted, and another log has begun
-        under its name.
+        `epoch` is the newest that its writer knows of. Raises `Fenced` if it is older than the log,
+        or than the record at the snapshot's seq: the conversation was deleted, and another log has
+        begun under its name.
         """
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:

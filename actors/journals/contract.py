@@ -21,7 +21,7 @@ from typing import Any, get_args
 import anyio
 import pytest
 
-from turnkeeper.runtime import OwnershipLost, Refused
+from turnkeeper.runtime import InvariantViolation, OwnershipLost, Refused
 
 from ..errors import (
     ConversationDeleted,
@@ -803,10 +803,35 @@ class JournalContract:
             assert new.head == 0
             await _append(journal, "c", new, ["e1"])
             # A late write of the previous owner belongs to the log that is gone.
-            with pytest.raises(Fenced):
-                await journal.write_snapshot("c", Snapshot(1, "v", b"folds"), epoch=old.epoch)
+            for seq in (1, 2):
+                with pytest.raises(Fenced):
+                    await journal.write_snapshot("c", Snapshot(seq, "v", b""), epoch=old.epoch)
+            with pytest.raises(InvariantViolation):
+                await journal.write_snapshot("c", Snapshot(2, "v", b""), epoch=new.epoch)
             assert await journal.read_snapshot("c") is None
             assert await read_all(journal, "c") == ["e1"]
+
+    async def test_what_was_folded_from_a_deleted_log_does_not_fit_a_fork_of_its_name(
+        self, tmp_path: Path
+    ) -> None:
+        """The records of the fork's prefix have epochs as low as those of the deleted log."""
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "p", await journal.claim("p"), ["p1", "p2"])
+            old = await journal.claim("c")
+            await _append(journal, "c", old, ["c1", "c2"])
+            await journal.delete("c", epoch=old.epoch)
+            new = await _fork(journal, "p", "c", 2, "c3")
+
+            for seq in (1, 2, 3):
+                with pytest.raises(Fenced):
+                    await journal.write_snapshot("c", Snapshot(seq, "v", b""), epoch=old.epoch)
+                with pytest.raises(Fenced):
+                    await journal.write_listing("c", Listing(seq, "bob"), epoch=old.epoch)
+            assert await journal.read_snapshot("c") is None
+            assert (await _listing(journal, "c")).owner == ""
+
+            await journal.write_snapshot("c", Snapshot(1, "v", b"folds"), epoch=new.epoch)
+            assert await journal.read_snapshot("c") == Snapshot(1, "v", b"folds")
 
     async def test_deleting_keeps_what_forks_need_and_says_so(self, tmp_path: Path) -> None:
         """The forks: f of p at 100, g of p at 50, h of f at 120, i of f at 70."""

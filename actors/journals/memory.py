@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 
 import anyio.lowlevel
 
-from turnkeeper.runtime import InvariantViolation, Ports
+from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import OneShot
 
 from ..errors import (
@@ -51,8 +51,9 @@ from .shared.append_rules import (
     check_deletion,
     check_epoch,
     check_ids,
-    check_listing_place,
+    check_place,
     check_snapshot_epoch,
+    telling_seq,
 )
 from .shared.limits import (
     check_asked,
@@ -93,6 +94,11 @@ class _Log:
     listing: Listing = _NO_LISTING
     prefix: tuple[tuple[_Log, int], ...] = ()
     """The logs that a fork's first records come from, nearest first, each with its last seq."""
+
+    @property
+    def forked_at(self) -> int:
+        """The last seq of a fork's prefix; 0 for a log that is no fork."""
+        return self.prefix[0][1] if self.prefix else 0
 
     def has(self, record: Record) -> bool:
         """True if the log has this record; false for another one under its event id."""
@@ -410,20 +416,7 @@ class MemoryJournal:
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
         self._refuse_if_left()
         log = self._store.written_log(conversation_id)
-        check_listing_place(
-            conversation_id,
-            listing.seq,
-            epoch=epoch,
-            found_epoch=log.epoch,
-            head=len(log.records),
-        )
-        check_snapshot_epoch(
-            conversation_id,
-            listing.seq,
-            epoch=epoch,
-            found_epoch=log.records[listing.seq - 1].epoch,
-            head=len(log.records),
-        )
+        _check_log("listing", conversation_id, log, listing.seq, epoch)
         if log.listing.seq <= listing.seq:
             log.listing = listing
         await anyio.lowlevel.checkpoint()
@@ -483,18 +476,7 @@ class MemoryJournal:
         check_asked(conversation_id)
         check_snapshot(snapshot)
         log = self._store.written_log(conversation_id)
-        if not 1 <= snapshot.seq <= len(log.records):
-            raise InvariantViolation(
-                f"snapshot of conversation {conversation_id} at seq {snapshot.seq}, which has no "
-                "record; nothing was written"
-            )
-        check_snapshot_epoch(
-            conversation_id,
-            snapshot.seq,
-            epoch=epoch,
-            found_epoch=log.records[snapshot.seq - 1].epoch,
-            head=len(log.records),
-        )
+        _check_log("snapshot", conversation_id, log, snapshot.seq, epoch)
         log.snapshot = snapshot
         await anyio.lowlevel.checkpoint()
 
@@ -604,7 +586,7 @@ def _messages(logs: Mapping[str, _Log]) -> list[_Message]:
     """Return the chat messages of all logs, each in the log it was written to, the newest first."""
     found: list[_Message] = []
     for name, log in logs.items():
-        own = log.records[log.prefix[0][1] if log.prefix else 0 :]
+        own = log.records[log.forked_at :]
         left: dict[str, int] = {}
         for record in own:
             if record.kind in LEFT:
@@ -658,6 +640,15 @@ def _key(name: str, listing: Listing, query: ListQuery) -> tuple[str | int, ...]
             return (listing.created_us, name)
         case "activity":
             return (listing.active_us, name)
+
+
+def _check_log(what: str, conversation_id: str, log: _Log, seq: int, epoch: int) -> None:
+    """Raise unless this snapshot or listing was folded from this log."""
+    head = len(log.records)
+    check_place(what, conversation_id, seq, epoch=epoch, found_epoch=log.epoch, head=head)
+    place = telling_seq(seq, forked_at=log.forked_at)
+    found_epoch = log.records[place - 1].epoch
+    check_snapshot_epoch(conversation_id, seq, epoch=epoch, found_epoch=found_epoch, head=head)
 
 
 def _info(conversation_id: str, log: _Log) -> ConversationInfo:

@@ -32,6 +32,7 @@ from ...errors import (
     ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
+    CorruptLog,
     EventIdConflict,
     Fenced,
     JournalOutcomeUnknown,
@@ -47,8 +48,9 @@ from ..shared.append_rules import (
     check_deletion,
     check_epoch,
     check_ids,
-    check_listing_place,
+    check_place,
     check_snapshot_epoch,
+    telling_seq,
 )
 from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing
@@ -559,17 +561,13 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock=_AGAINST_DELETION)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
+        check_place(
+            "snapshot", name, snapshot.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
+        )
         mark = find_mark(self.connection, tail, snapshot.seq)
         if mark is None:
-            raise InvariantViolation(
-                f"snapshot of conversation {name} at seq {snapshot.seq}, which has no record"
-            )
-        row = self.connection.execute(
-            "SELECT epoch FROM event WHERE log = %s AND seq = %s",
-            (tail.log_of(snapshot.seq), snapshot.seq),
-        ).fetchone()
-        assert row is not None, "a record with a mark has an epoch"
-        check_snapshot_epoch(name, snapshot.seq, epoch=epoch, found_epoch=row[0], head=tail.head)
+            raise CorruptLog(name, snapshot.seq, "the record is missing")
+        self._check_log(tail, snapshot.seq, epoch)
         facts = (tail.log, snapshot.seq, snapshot.version, mark)
         self.connection.execute(
             "INSERT INTO snapshot VALUES (%s, %s, %s, %s, %b, %s) ON CONFLICT (log) DO UPDATE SET "
@@ -583,19 +581,26 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
-        check_listing_place(name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
-        row = self.connection.execute(
-            "SELECT epoch FROM event WHERE log = %s AND seq = %s",
-            (tail.log_of(listing.seq), listing.seq),
-        ).fetchone()
-        assert row is not None, "a seq of the log has a record"
-        check_snapshot_epoch(name, listing.seq, epoch=epoch, found_epoch=row[0], head=tail.head)
+        check_place(
+            "listing", name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
+        )
+        self._check_log(tail, listing.seq, epoch)
         found = read_listing(self.connection, tail.number)
         if found is None or found.seq <= listing.seq:
             store_listing(self.connection, tail.number, name, listing)
             if (known := self._tails.get(name)) is not None:
                 known.listed = None
             move_owner(self.connection, tail.log)
+
+    def _check_log(self, tail: Tail, seq: int, epoch: int) -> None:
+        """Raise `Fenced` if what was folded up to `seq` was folded from an earlier log."""
+        place = telling_seq(seq, forked_at=tail.forked_at)
+        row = self.connection.execute(
+            "SELECT epoch FROM event WHERE log = %s AND seq = %s", (tail.log_of(place), place)
+        ).fetchone()
+        if row is None:
+            raise CorruptLog(tail.name, place, "the record is missing")
+        check_snapshot_epoch(tail.name, seq, epoch=epoch, found_epoch=row[0], head=tail.head)
 
     def fork(
         self,

@@ -98,10 +98,18 @@ def check_deletion(conversation_id: str, *, epoch: int, found_epoch: int, head: 
     check_epoch(conversation_id, epoch=epoch, found_epoch=found_epoch, head=head)
 
 
+def telling_seq(seq: int, *, forked_at: int) -> int:
+    """Return the seq of the record whose epoch tells if a snapshot up to `seq` is of this log.
+
+    A fork's prefix has the epochs of another log, so it is the fork's first own record instead.
+    """
+    return max(seq, forked_at + 1)
+
+
 def check_snapshot_epoch(
     conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
 ) -> None:
-    """Raise `Fenced` if the snapshot's last record has a later epoch than its writer's.
+    """Raise `Fenced` if the record at `telling_seq` has a later epoch than the snapshot's writer.
 
     Then the writer folded an earlier log of the same name, which was deleted since.
     """
@@ -111,13 +119,13 @@ def check_snapshot_epoch(
         )
 
 
-def check_listing_place(
-    conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
+def check_place(
+    what: str, conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
 ) -> None:
-    """Raise unless the log has the seq of a listing.
+    """Raise unless the log has the seq of a snapshot or a listing.
 
-    It is `Fenced` if the conversation has a later epoch than the listing's writer knew: then the
-    writer folded an earlier log of the same name. Otherwise it is `InvariantViolation`.
+    It is `Fenced` if the conversation has a later epoch than its writer knew: then the writer
+    folded an earlier log of the same name. Otherwise it is `InvariantViolation`.
     """
     if not 1 <= seq <= head:
         if found_epoch > epoch:
@@ -125,7 +133,7 @@ def check_listing_place(
                 conversation_id, epoch=epoch, expected_seq=seq, found_epoch=found_epoch, head=head
             )
         raise InvariantViolation(
-            f"listing of conversation {conversation_id} at seq {seq}, which has no record; "
+            f"{what} of conversation {conversation_id} at seq {seq}, which has no record; "
             "nothing was written"
         )
 

@@ -51,8 +51,9 @@ from ..shared.append_rules import (
     check_append,
     check_epoch,
     check_ids,
-    check_listing_place,
+    check_place,
     check_snapshot_epoch,
+    telling_seq,
 )
 from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing, listing_columns
@@ -783,18 +784,14 @@ class SQLiteWriter:
         tail = self.load(name)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
+        check_place(
+            "snapshot", name, snapshot.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
+        )
         record = find_record(self.connection, tail, snapshot.seq)
         if record is None:
-            raise InvariantViolation(
-                f"snapshot of conversation {name} at seq {snapshot.seq}, which has no record; "
-                "nothing was written"
-            )
-        number, mark = record
-        (found_epoch,) = self._execute("SELECT epoch FROM event WHERE id = ?", (number,)).fetchone()
-        check_snapshot_epoch(
-            name, snapshot.seq, epoch=epoch, found_epoch=found_epoch, head=tail.head
-        )
-        facts = (tail.log, snapshot.seq, snapshot.version, mark)
+            raise CorruptLog(name, snapshot.seq, "the record is missing")
+        self._check_log(tail, snapshot.seq, epoch)
+        facts = (tail.log, snapshot.seq, snapshot.version, record[1])
         self._execute(
             "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?)",
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
@@ -835,18 +832,25 @@ class SQLiteWriter:
         tail = self.load(name)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
-        check_listing_place(name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
-        record = find_record(self.connection, tail, listing.seq)
-        (found_epoch,) = self._execute(
-            "SELECT epoch FROM event WHERE id = ?", (record[0] if record else 0,)
-        ).fetchone()
-        check_snapshot_epoch(
-            name, listing.seq, epoch=epoch, found_epoch=found_epoch, head=tail.head
+        check_place(
+            "listing", name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
         )
+        self._check_log(tail, listing.seq, epoch)
         found = read_listing(self.connection, tail.number)
         if found is None or found[0].seq <= listing.seq:
             store_listing(self.connection, tail.number, name, listing)
             self._execute(_MOVE_OWNER, (tail.log,))
+
+    def _check_log(self, tail: Tail, seq: int, epoch: int) -> None:
+        """Raise `Fenced` if what was folded up to `seq` was folded from an earlier log."""
+        place = telling_seq(seq, forked_at=tail.forked_at)
+        record = find_record(self.connection, tail, place)
+        if record is None:
+            raise CorruptLog(tail.name, place, "the record is missing")
+        (found_epoch,) = self._execute(
+            "SELECT epoch FROM event WHERE id = ?", (record[0],)
+        ).fetchone()
+        check_snapshot_epoch(tail.name, seq, epoch=epoch, found_epoch=found_epoch, head=tail.head)
 
     # --- the file's generation --------------------------------------------------------------------
 
