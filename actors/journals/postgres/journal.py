@@ -75,6 +75,10 @@ def _no_failpoint(_: str) -> None:
     return
 
 
+def _erase_slice(log: int, writer: PostgresWriter) -> int | None:
+    return writer.erase_slice(log)
+
+
 _ANSWERS_MAX = 10
 """More than the number of waits for the server that one group can cause, one after the other."""
 
@@ -307,8 +311,10 @@ class PostgresJournal(DatabaseJournal):
         kept, forks, log = await self._change(
             lambda writer: writer.delete(conversation_id, epoch), changed=conversation_id
         )
+        left: int | None = log
         with contextlib.suppress(JournalUnavailable, JournalOutcomeUnknown):
-            await self._erase_log(log)
+            while left is not None:
+                left = await self._change(partial(_erase_slice, left))
         return Deletion(kept, forks, is_erased=False)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:

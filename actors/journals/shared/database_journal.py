@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol, TypeVar
 
 from anyio.lowlevel import checkpoint
@@ -52,7 +51,6 @@ class LogWriter(Protocol):
     def reject(self, name: str, rejections: Sequence[Rejection], epoch: int, /) -> None: ...
     def write_listing(self, name: str, listing: Listing, epoch: int, /) -> None: ...
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int, /) -> None: ...
-    def erase_slice(self, log: int, /) -> int | None: ...
 
 
 _SORTED_AT_ONCE = 10_000  # some milliseconds
@@ -82,10 +80,6 @@ async def sorted_by_id(infos: Sequence[ConversationInfo]) -> Sequence[Conversati
 
 def _id_of(info: ConversationInfo) -> str:
     return info.conversation_id
-
-
-def _erase_slice(log: int, writer: LogWriter) -> int | None:
-    return writer.erase_slice(log)
 
 
 class DatabaseJournal:
@@ -188,12 +182,6 @@ class DatabaseJournal:
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         check_asked(conversation_id)
         return await self._read(lambda reader: reader.read_snapshot(conversation_id))
-
-    async def _erase_log(self, log: int) -> None:
-        """Remove the records of a deleted log, with one transaction for each slice."""
-        left: int | None = log
-        while left is not None:
-            left = await self._change(partial(_erase_slice, left))
 
     async def _heads(self, names: Sequence[str]) -> Mapping[str, int]:
         return await self._read(lambda reader: reader.heads(names))

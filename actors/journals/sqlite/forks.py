@@ -92,10 +92,11 @@ def fork(
     return Claim(child.epoch, child.head)
 
 
-def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[str], int]:
-    """Delete a conversation; return how many records stay, the forks they serve, and its log.
+def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[str], Sequence[int]]:
+    """Delete a conversation; return how many records stay, the forks they serve, and its logs.
 
-    From now on the log's records cannot be reached; `erase_slice` has to remove them.
+    From now on the records cannot be reached, and `erase_slice` has to remove them: first those of
+    its own log, then those of deleted logs that it was forked from.
     """
     tail = writer.load(name)
     if tail is None:
@@ -103,6 +104,7 @@ def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[s
     check_deletion(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
     forks = [row[0] for row in writer.connection.execute(_FORKS_OF, (tail.log,))]
     kept = needed(writer.connection, tail.log)
+    logs = (tail.log, *(log for log, _ in prefix_of(writer.connection, tail)))
     writer.connection.execute("DELETE FROM snapshot WHERE log = ?", (tail.log,))
     erase_listing(writer.connection, tail.number)
     # The name keeps its row, with a higher epoch and another log.
@@ -111,4 +113,4 @@ def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[s
     writer.store(rest)
     begin_erasure(writer.connection, tail.log, tail.last, tail.head)
     writer.is_erasing = True
-    return kept, forks, tail.log
+    return kept, forks, logs

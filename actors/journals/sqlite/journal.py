@@ -378,9 +378,12 @@ class SQLiteJournal(DatabaseJournal):
         as soon as it has nothing else to do.
         """
         check_asked(conversation_id)
-        kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
+        kept, forks, logs = await self._change(
+            lambda writer: delete(writer, conversation_id, epoch)
+        )
         try:
-            await self._erase_log(log)
+            while await self._change(lambda writer: writer.erase_slice_of(logs)):
+                pass
             while await self._change(SQLiteWriter.merge_slice):
                 pass
             is_erased = await self._writer.do(Upkeep(_erase))

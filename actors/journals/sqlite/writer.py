@@ -809,6 +809,17 @@ class SQLiteWriter:
         """Remove some records of a deleted log; see `erasure`."""
         return erase_slice(self.connection, log)
 
+    def erase_slice_of(self, logs: Sequence[int]) -> bool:
+        """Remove some records of the first of these logs that has any to remove.
+
+        Return False if none has: the writer may have removed some of them by itself.
+        """
+        listed = set(erasures(self.connection))
+        log = next((one for one in logs if one in listed), None)
+        if log is not None:
+            erase_slice(self.connection, log)
+        return log is not None
+
     def index_slice(self) -> bool:
         """Index some new records, or remove some deleted words; return True if there is more."""
         from .search import index_slice, merge_slice  # noqa: PLC0415 - as above

@@ -162,6 +162,23 @@ async def test_a_deletion_that_was_cut_off_is_finished_by_the_next_owner(owners:
 
 
 @pytest.mark.parametrize("owners", ["sqlite"], indirect=True)
+async def test_a_fork_is_erased_once_what_was_kept_for_it_is_gone_too(owners: Owners) -> None:
+    """Upkeep between the slices may remove the fork, and then no slice leads to its parent."""
+    path = Path(owners._place)
+    async with owners.owner() as journal:
+        records = [Record(f"a{seq}", "note", SECRET * 20) for seq in range(1, RECORDS + 1)]
+        epoch = await write(journal, "a", *records)
+        await journal.fork("a", "f", at=RECORDS, records=[make_record("f")], is_unfinished=False)
+        assert (await journal.delete("a", epoch=epoch)).kept == RECORDS
+
+        deletion = await journal.delete("f", epoch=(await journal.claim("f")).epoch)
+
+        assert deletion.is_erased
+        for end in ("", "-wal"):
+            assert SECRET not in Path(f"{path}{end}").read_bytes()
+
+
+@pytest.mark.parametrize("owners", ["sqlite"], indirect=True)
 async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners) -> None:
     """It brings back no record of a deleted conversation, not even into the rows set aside."""
     path = Path(owners._place)
