@@ -305,7 +305,8 @@ class PostgresJournal(DatabaseJournal):
         """Delete a conversation; its text leaves the server's files with the next vacuum.
 
         The conversation is gone after the first of several transactions. If the call is cancelled
-        or the process ends after that, the next process that writes removes the remaining records.
+        or the process ends after that, any process that may write removes the remaining records,
+        within seconds.
         """
         check_asked(conversation_id)
         kept, forks, log = await self._change(

@@ -194,6 +194,9 @@ _ERASED_MAX = 1_000
 _ERASED_BYTES = 8 << 20
 _ERASURES_LOOK_S = 10.0
 
+_NEXT_ERASURE = """
+    SELECT log, pg_try_advisory_xact_lock(%s) FROM (SELECT log FROM erasure LIMIT 1) AS next
+"""
 _DROP_REJECTIONS = """
     DELETE FROM rejection WHERE id IN (SELECT id FROM rejection WHERE log = %s LIMIT %s)
 """
@@ -270,7 +273,7 @@ class PostgresWriter:
         # The conversations whose listings it has written since it last counted the recent ones.
         self._listed: set[int] = set()
         self.now_us = 0
-        self._all_erased_at = -math.inf
+        self._erases_at = -math.inf
         self._is_connected = False
         """True once there was a connection for the current group."""
 
@@ -283,10 +286,12 @@ class PostgresWriter:
         self.connection.close()
 
     def rest(self) -> float | None:
+        """Fold recent listings, and look for deletions that were not completed."""
+        self._is_connected = False
         if len(self._listed) >= LISTINGS_BETWEEN:
-            self._is_connected = False
             self._fold_listings()
-        return None
+        self._erase_more()
+        return max(0.0, self._erases_at - self._ports.monotonic())
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         self._is_connected = False
@@ -741,21 +746,26 @@ class PostgresWriter:
     def _erase_more(self) -> None:
         """Remove a slice of a deletion that was not completed, here or elsewhere.
 
-        This runs before the jobs of a group: if it gets no answer, none of them has been sent.
+        This runs before the jobs of a group: if it gets no answer, none of them has been sent. If
+        another process forks or deletes just now, this one does not queue behind it.
         """
-        if self._ports.monotonic() - self._all_erased_at < _ERASURES_LOOK_S:
+        if self._ports.monotonic() < self._erases_at:
             return
+        job: Job[bool] = Job()
 
         def erase() -> None:
             with self.connection.transaction():
-                row = self.connection.execute("SELECT log FROM erasure LIMIT 1").fetchone()
-                if row is None:
-                    self._all_erased_at = self._ports.monotonic()
-                else:
+                row = self.connection.execute(
+                    _NEXT_ERASURE, (schema_number(self._schema),)
+                ).fetchone()
+                if row is not None and row[1]:
                     self.erase_slice(row[0])
+                    job.settle(True)
 
-        # No caller waits for this job: after an error it is tried again.
-        self._answer([Job[None]()], erase)
+        # No caller waits for this job: after an error it is tried again later.
+        self._answer([job], erase)
+        if not job.settled:
+            self._erases_at = self._ports.monotonic() + _ERASURES_LOOK_S
 
     def _fold_listings(self) -> None:
         def fold() -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 
 from turnkeeper.actors import PostgresJournal, SQLiteJournal
@@ -21,6 +23,7 @@ from turnkeeper.actors.errors import ConversationNotFound
 from turnkeeper.actors.journal import Record, Rejection
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres import writer as postgres_writer
+from turnkeeper.actors.journals.postgres.writer import PostgresWriter
 from turnkeeper.actors.journals.sqlite import erasure
 from turnkeeper.actors.journals.sqlite import writer as sqlite_writer
 from turnkeeper.actors.journals.sqlite.repair import repair
@@ -37,6 +40,7 @@ SECRET = b"the-secret-word"
 SLICE = 5
 RECORDS = 23
 FORKED_AT = 4
+REST = PostgresWriter.rest
 
 
 class Owners:
@@ -85,7 +89,9 @@ def owners(
 ) -> Iterator[Owners]:
     monkeypatch.setattr(erasure, "_RECORDS_MAX", SLICE)
     monkeypatch.setattr(sqlite_writer, "CHECK_INTERVAL_S", 0.0)
+    # The groups of writes have to go on with a deletion, and not an owner at rest.
     monkeypatch.setattr(sqlite_writer, "_REST_PAUSE_S", 3_600.0)
+    monkeypatch.setattr(PostgresWriter, "rest", lambda _writer: None)
     monkeypatch.setattr(postgres_writer, "_ERASED_MAX", SLICE)
     if request.param == "sqlite":
         yield Owners("sqlite", str(tmp_path / "chats.db"))
@@ -159,6 +165,33 @@ async def test_a_deletion_that_was_cut_off_is_finished_by_the_next_owner(owners:
             assert heads.keys() == {"b"}
             assert await owners.count(journal, "event") == heads["b"]
     assert stopped >= 3
+
+
+@pytest.mark.parametrize("owners", ["postgres"], indirect=True)
+async def test_a_process_with_nothing_to_do_finishes_the_deletion_of_one_that_was_killed(
+    owners: Owners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_rested = threading.Event()
+    pauses: list[float | None] = []
+
+    def note(writer: PostgresWriter) -> float | None:
+        pauses.append(REST(writer))
+        if pauses[-1] != 0:
+            has_rested.set()
+        return pauses[-1]
+
+    async with owners.owner() as journal:
+        epoch = await fill(journal)
+        owners.stop_after(2)
+        await journal.delete("a", epoch=epoch)
+    monkeypatch.setattr(PostgresWriter, "rest", note)
+    async with owners.owner() as journal:
+        await anyio.to_thread.run_sync(has_rested.wait)
+
+        assert len(pauses) > (RECORDS - FORKED_AT) // SLICE
+        assert pauses[-1] == pytest.approx(postgres_writer._ERASURES_LOOK_S, abs=5)
+        assert await owners.count(journal, "erasure") == 0
+        assert await owners.count(journal, "event") == FORKED_AT + 2
 
 
 @pytest.mark.parametrize("owners", ["sqlite"], indirect=True)
