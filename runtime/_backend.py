@@ -499,6 +499,23 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
     return call_soon
 
 
+def home_check() -> Callable[[], bool]:
+    """Return a function that returns True if it is called in this loop, and False elsewhere."""
+    trio_module = _trio()
+    current: Callable[[], object] = (
+        asyncio.get_running_loop if trio_module is None else trio_module.lowlevel.current_trio_token
+    )
+    home = current()
+
+    def is_here() -> bool:
+        try:
+            return current() is home
+        except RuntimeError:  # no such loop runs in this thread
+            return False
+
+    return is_here
+
+
 def adopt_context(context: contextvars.Context) -> None:
     """Set the context variables of another thread in the running task."""
     sniffio = sys.modules.get("sniffio")

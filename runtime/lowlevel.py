@@ -2,7 +2,8 @@
 
 1. It owns nothing: each name is one function or class that works alike on asyncio and trio.
 2. `OneShot` passes one answer to one waiting task. A `Bell`, from `make_bell`, wakes one again
-   and again. `thread_caller` brings a call from a thread into the loop.
+   and again. `thread_caller` brings a call from a thread into the loop, and `home_check` tells
+   if a call is made in it.
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
@@ -10,8 +11,8 @@
    `leaves` yields the errors inside a group.
    `Logger` logs records with fields, without loading structlog before the first.
 3. It does not promise to be pleasant: applications need actors, effects and `ports.blocking`.
-4. All of it belongs to the loop that runs it, except the function that `thread_caller` returns,
-   `ThreadCalls.call` and `ThreadOneShot.wait`.
+4. All of it belongs to the loop that runs it, except the functions that `thread_caller` and
+   `home_check` return, `ThreadCalls.call` and `ThreadOneShot.wait`.
 5. Nothing here survives a crash.
 """
 
@@ -20,6 +21,7 @@ from ._backend import (
     ClockHold,
     OneShot,
     clear_stray_cancellation,
+    home_check,
     is_interruption,
     make_bell,
     thread_caller,
@@ -40,6 +42,7 @@ __all__ = [
     "ThreadCalls",
     "ThreadOneShot",
     "clear_stray_cancellation",
+    "home_check",
     "is_interruption",
     "leaves",
     "make_bell",

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from turnkeeper.runtime._backend import clear_stray_cancellation, make_lone_bell, parking
-from turnkeeper.runtime.lowlevel import Bell, OneShot, make_bell, thread_caller
+from turnkeeper.runtime.lowlevel import Bell, OneShot, home_check, make_bell, thread_caller
 
 pytestmark = pytest.mark.anyio
 
@@ -129,6 +129,22 @@ def test_a_thread_that_calls_after_the_loop_is_gone_is_not_disturbed(
     call_soon = anyio.run(make, backend=anyio_backend[0], backend_options=anyio_backend[1])
 
     call_soon(lambda: pytest.fail("nobody may run this"))
+
+
+async def test_a_home_check_tells_its_loop_from_others(
+    anyio_backend: tuple[str, dict[str, Any]],
+) -> None:
+    is_home = home_check()
+
+    async def look() -> bool:
+        return is_home()
+
+    def look_in_another_loop() -> bool:
+        return anyio.run(look, backend=anyio_backend[0], backend_options=anyio_backend[1])
+
+    assert is_home()
+    assert not await anyio.to_thread.run_sync(is_home)
+    assert not await anyio.to_thread.run_sync(look_in_another_loop)
 
 
 async def test_a_late_value_wakes_no_task_but_the_one_that_waited_for_it() -> None:

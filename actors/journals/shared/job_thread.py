@@ -4,10 +4,10 @@ This is group commit: while one group is being written, the next one gathers. Th
 and no wake-up per job.
 
 Invariants. Jobs run in the order in which they were submitted. The thread's queue is bounded in
-items and in bytes; jobs that do not fit wait with their callers, in order. Only the event loop's
-thread touches the counters and wakes the callers: a job from another thread is refused, since its
-caller would never be woken. The worker thread touches a job only between taking it from the queue
-and handing its group back.
+items and in bytes; jobs that do not fit wait with their callers, in order. Only the event loop in
+which it was started touches the counters and wakes the callers: a job from another loop or thread
+is refused, since its caller would never be woken. The worker thread touches a job only between
+taking it from the queue and handing its group back.
 
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
@@ -31,7 +31,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import ClockHold, OneShot, thread_caller
+from turnkeeper.runtime.lowlevel import ClockHold, OneShot, home_check, thread_caller
 
 from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 
@@ -91,6 +91,10 @@ class Worker(Protocol):
         """Release resources. This is the last call, in the same thread."""
 
 
+def _nowhere() -> bool:
+    return False
+
+
 class JobThread:
     """A daemon thread that runs one worker: `start`, any number of `do`, then `stop`."""
 
@@ -129,8 +133,7 @@ class JobThread:
         """Set by the worker: the seconds by which opening and each group may exceed the bound."""
         self._rest: Callable[[], float | None]
         self._is_over = threading.Event()
-        self._home = 0
-        """The thread of the event loop."""
+        self._is_home: Callable[[], bool] = _nowhere
         self.is_hung = False
         self._is_open = False
         self._is_ending = False
@@ -143,7 +146,7 @@ class JobThread:
         Raises the worker's error if it cannot open, and `JournalUnavailable` if it takes too long.
         """
         call_in_loop = thread_caller()
-        self._home = threading.get_ident()
+        self._is_home = home_check()
         self._hold = ClockHold()
         self._hold.take()
         self._ports.start_thread(self._name, partial(self._run, call_in_loop))
@@ -178,16 +181,17 @@ class JobThread:
         """Submit a job and return it; one caller may await its outcome.
 
         Raises `JournalRefused` unless the thread is open, `JournalUnavailable` if it hangs, and
-        `RuntimeError` in another thread than that of the event loop.
+        `RuntimeError` outside the event loop in which the thread was started.
         """
         if not self._is_open:
             if self.is_hung:
                 raise self._hung()
             raise JournalRefused(f"{self._name} is not open; nothing was done; use `async with`")
-        if threading.get_ident() != self._home:
+        if not self._is_home():
             raise RuntimeError(
-                f"the {self._name} was called from another thread than its event loop's; nothing "
-                "was done; in other threads, and in loops that run there, use runtime.portal()"
+                f"the {self._name} was called from another thread than its event loop's, or in "
+                "another event loop than the one it was entered in; nothing was done; in other "
+                "threads, and in loops that run there, use runtime.portal()"
             )
         erased: Job[Any] = job  # Any: the queue has jobs of every type
         if self._waiting or not self._try_enqueue(erased):
