@@ -889,3 +889,46 @@ async def test_conversations_are_listed_page_by_page(
 
         assert [info.conversation_id for info in infos] == sorted(names)
         assert len(begun) - before >= 1 + len(names) // 2
+
+
+async def test_a_read_takes_no_more_round_trips_at_any_depth_of_forks(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As edits in a row make them: each fork begins shortly behind the one before."""
+    executed: list[object] = []
+    execute = BoundedConnection.execute
+
+    def note(connection: BoundedConnection, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - psycopg's own
+        if connection.read_only:  # the reader's, and not that of another thread
+            executed.append(query)
+        return execute(connection, query, *args, **kwargs)
+
+    counts: list[int] = []
+    async with make_journal(schema) as journal:
+        for depth in (2, 20):
+            first = f"{depth} 0"
+            await append(journal, first, await journal.claim(first), 1, "e1")
+            for at in range(1, depth + 1):
+                records = [make_record(f"e{at + 1}")]
+                await journal.fork(
+                    f"{depth} {at - 1}",
+                    f"{depth} {at}",
+                    at=at,
+                    records=records,
+                    is_unfinished=False,
+                )
+            with monkeypatch.context() as patched:
+                patched.setattr(BoundedConnection, "execute", note)
+                executed.clear()
+                found = await journal.read(f"{depth} {depth}")
+                counts.append(len(executed))
+            assert [one.event_id for one in found] == [f"e{seq}" for seq in range(1, depth + 2)]
+            for after, limit in ((0, 1), (1, 2), (depth - 1, 9)):
+                page = await journal.read(f"{depth} {depth}", after=after, limit=limit)
+                assert list(page) == list(found[after : after + limit])
+
+        change(schema, "DELETE FROM event WHERE event_id = 'e7' AND seq = 7")
+        with pytest.raises(CorruptLog):
+            await journal.read("20 20")
+
+    assert counts[0] == counts[1]
