@@ -66,7 +66,7 @@ from ..journals.shared.limits import check_size
 from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
 from ..values.frozen import FrozenObject, check_json
-from ..values.text import error_text, storable
+from ..values.text import ERROR_LENGTH_MAX, error_text, storable
 from ..values.type_names import a_type
 from .watcher import Watcher
 
@@ -305,10 +305,12 @@ class TurnContext:
         """Repair a history that a model refused as malformed; wait until it is done.
 
         The owner rebuilds the view from the log, forgets the events that break it, logs the
-        refusal, and asks for a condensation. Return True if the view changed.
+        refusal, and asks for a condensation. Return True if the view changed. `detail`: what the
+        model said, of which the first 2,000 characters are logged.
         """
         broken = await self._owner.find_broken()
-        repair = RepairView(self.turn_id, self._epoch, broken, storable(detail))
+        said = storable(detail)[:ERROR_LENGTH_MAX]
+        repair = RepairView(self.turn_id, self._epoch, broken, said)
         has_forgotten = await self._ask(repair)
         return await self._is_condensed() or has_forgotten
 
@@ -318,8 +320,12 @@ class TurnContext:
         return not self.view.unhandled_condensation_request
 
     async def end_as_stuck(self, detail: str) -> None:
-        """End the turn because its agent repeats itself. Return from the agent after this call."""
-        end = EndTurn(self.turn_id, self._epoch, "Stuck", storable(detail), is_stuck=True)
+        """End the turn because its agent repeats itself. Return from the agent after this call.
+
+        `detail`: what it repeats, of which the first 2,000 characters are logged.
+        """
+        said = storable(detail)[:ERROR_LENGTH_MAX]
+        end = EndTurn(self.turn_id, self._epoch, "Stuck", said, is_stuck=True)
         if not await self._ask(end):
             raise self._held()
 

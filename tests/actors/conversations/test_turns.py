@@ -57,6 +57,7 @@ from turnkeeper.actors.events import (
     UserRejectEvent,
 )
 from turnkeeper.actors.models.messages import to_llm_messages
+from turnkeeper.actors.values.text import ERROR_LENGTH_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -871,6 +872,23 @@ async def test_a_turn_that_is_stuck_ends_as_failed_and_the_status_says_stuck() -
         assert await status_of(chat) == S.STUCK
         assert await (await chat.send("B")).reply() == "B"
         assert await status_of(chat) == S.FINISHED
+
+
+async def test_what_an_agent_says_of_its_failure_is_cut_as_an_errors_text_is() -> None:
+    """A provider may answer with a page, and an agent may repeat a whole file."""
+
+    @agent
+    async def verbose(turn: TurnContext) -> None:
+        await turn.repair_history("x" * 100_000)
+        await turn.end_as_stuck("y" * 100_000)
+
+    async with verified(verbose, journal=MemoryJournal()) as conversations:
+        end = await (await conversations["c"].send("A")).end()
+
+        assert end.detail == f"Stuck: {'y' * ERROR_LENGTH_MAX}"
+        records = await conversations.journal.read("c")
+        assert b"xxx" in b"".join(record.payload for record in records)
+        assert max(len(record.payload) for record in records) < 2 * ERROR_LENGTH_MAX
 
 
 async def test_an_agent_that_goes_on_after_it_was_suspended_cannot_end_its_turn_twice() -> None:
