@@ -235,7 +235,8 @@ class SearchPage(NamedTuple):
     next: int | None
     """None: there are no more."""
     is_complete: bool = True
-    """False if `scan_max` messages were looked at before the page was full."""
+    """False if the page ended before it was full: `scan_max` messages were looked at, or those on
+    it have 16 MiB."""
     complete_to_us: int | None = None
     """The index has all that was written before this time; None: all that is written."""
 

@@ -510,9 +510,9 @@ class Conversations:
 
         The journal indexes a little later than it writes; a page has everything written before its
         `complete_to`. With a label, or a prefix other than a whole folder (`alice:`), a page looks
-        at `scan_max` messages with the words at most; a page that stopped there has `is_complete`
-        False, and its cursor continues there. Raises `InvalidInput`, and `SearchIsOff` unless the
-        journal was opened with `search=True`.
+        at `scan_max` messages with the words at most. A page that stopped there, or once its
+        messages had 16 MiB, has `is_complete` False, and its cursor continues there. Raises
+        `InvalidInput`, and `SearchIsOff` unless the journal was opened with `search=True`.
         """
         from ..core.search import make_search_query, results_of
 

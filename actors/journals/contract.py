@@ -53,7 +53,7 @@ from ..journal import (
     StoredRecord,
 )
 from ..values.words import SNIPPET_LENGTH_MAX
-from .shared import limits
+from .shared import limits, searching
 
 __all__ = ["JournalContract", "make_record", "read_all"]
 
@@ -1398,6 +1398,26 @@ class JournalContract:
                 ):
                     assert page.rows, mix
                     assert (page.next, page.is_complete) == (None, True), mix
+
+    @pytest.mark.parametrize("prefix", ["", "c"])
+    async def test_a_page_of_hits_ends_with_the_message_that_makes_it_large(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+    ) -> None:
+        """However many hits are asked for: someone may write the longest messages on purpose."""
+        monkeypatch.setattr(searching, "SHOWN_BYTES_MAX", 100_000)
+        large = f"word {'x' * 60_000}"
+        async with self.make_searching_journal(tmp_path) as journal:
+            await _say(journal, "c", large, "word", large, large, "word", large)
+            await journal.index()
+
+            pages = [await journal.search(SearchQuery(["word"], 1_000, prefix=prefix))]
+            while (after := pages[-1].next) is not None:
+                query = SearchQuery(["word"], 1_000, after=after, prefix=prefix)
+                pages.append(await journal.search(query))
+
+        assert [[row.seq for row in page.rows] for page in pages] == [[6, 5, 4], [3, 2, 1]]
+        assert [page.is_complete for page in pages] == [False, True]
+        assert all("word" in row.snippet for page in pages for row in page.rows)
 
     async def test_a_search_says_up_to_when_it_is_complete(self, tmp_path: Path) -> None:
         async with self.make_searching_journal(tmp_path) as journal:

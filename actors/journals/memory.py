@@ -396,8 +396,8 @@ class MemoryJournal:
                 for one in below[:limit]
             ]
 
-        def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
-            return [_shown(query, one.place) for one in wanted]
+        def show(wanted: Sequence[Candidate]) -> Sequence[tuple[FoundMessage, int]]:
+            return [(_shown(query, one.place), len(one.place.record.payload)) for one in wanted]
 
         page = fill_search_page(query, find, show, None)
         await anyio.lowlevel.checkpoint()

@@ -12,7 +12,7 @@ every journal has the same words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import psycopg
@@ -23,6 +23,7 @@ from turnkeeper.runtime.lowlevel import Logger
 from ...errors import JournalUnavailable, SearchIsOff
 from ...journal import FoundMessage, SearchPage, SearchQuery
 from ...values.words import WORD_RULES
+from ..shared import searching
 from ..shared.job_thread import Job
 from ..shared.record_chain import first_mark, next_mark
 from ..shared.searching import (
@@ -427,7 +428,8 @@ _AFTER_ALL = (1 << 63) - 1
 # One statement, which is its own snapshot: a transaction would cost two more round trips. `far`
 # runs only if `near` has too few. `id + 0` keeps the planner from the index over ids, which would
 # return most of the table. The index of words may be stale, so the message's conversation decides
-# if it is shown; of the messages that are, only as many records are read as a page has.
+# if it is shown; of the messages that are, only as many records are read as a page has, and none
+# once they have `bytes`: PostgreSQL knows the size of a large record without reading it.
 _PAGE = """
     WITH near AS MATERIALIZED (
         SELECT id, log, seq, left_view
@@ -454,12 +456,15 @@ _PAGE = """
             (SELECT p.mark FROM fork k JOIN event p ON p.log = k.parent AND p.seq = k.seq
                 WHERE k.log = e.log AND k.seq = e.seq - 1)
         ),
-        e.payload
+        CASE WHEN coalesce(sum(octet_length(e.payload)) OVER above, 0) < %(bytes)s
+            THEN e.payload END,
+        coalesce(sum(octet_length(e.payload)) OVER above, 0) >= %(bytes)s
     FROM search s
     LEFT JOIN found f ON true
     LEFT JOIN event e ON e.log = f.log AND e.seq = f.seq AND f.is_shown AND f.id > coalesce(
         (SELECT id FROM found WHERE is_shown ORDER BY id DESC OFFSET %(limit)s LIMIT 1), -1
     )
+    WINDOW above AS (ORDER BY f.id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
     ORDER BY f.id DESC
 """
 
@@ -483,22 +488,33 @@ def read_search_page(
         "limit": query.limit,
     }
     complete_to_us: list[int | None] = []
+    left = searching.SHOWN_BYTES_MAX
 
     def find(after: int | None, at_once: int) -> Sequence[Candidate]:
-        place = {"after": _AFTER_ALL if after is None else after, "at_once": at_once}
+        nonlocal left
+        place = {
+            "after": _AFTER_ALL if after is None else after,
+            "at_once": at_once,
+            "bytes": left,
+        }
         rows = connection.execute(statement, {**values, **place}, binary=True).fetchall()
         if not rows or rows[0][0] != WORD_RULES:
             raise SearchIsOff(f"schema {schema}")
         _, swept, oldest_us, *_ = rows[0]
         complete_to_us.append(0 if swept is not None else oldest_us)
+        left -= sum(len(payload or b"") for *_, payload, _ in rows)
         return [
             Candidate(number, name or "", is_shown, place)
             for _, _, _, number, name, is_shown, *place in rows
             if number is not None
         ]
 
-    def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
-        return [_found(query, one) for one in wanted]
+    def show(wanted: Sequence[Candidate]) -> Iterator[tuple[FoundMessage, int]]:
+        for one in wanted:
+            *_, payload, is_unread = one.place
+            if is_unread:
+                return
+            yield _found(query, one), len(payload or b"")
 
     page = fill_search_page(query, find, show, None)
     return page._replace(complete_to_us=complete_to_us[0])
@@ -535,7 +551,7 @@ def _tsquery(query: SearchQuery) -> str:
 
 
 def _found(query: SearchQuery, one: Candidate) -> FoundMessage:
-    seq, left, *record = one.place
+    seq, left, *record, _ = one.place
     return found_message(
         query,
         one.conversation_id,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ __all__ = [
     "LEFT",
     "SAID_KINDS",
     "SEARCHED_KINDS",
+    "SHOWN_BYTES_MAX",
     "Candidate",
     "IndexedMessage",
     "LogWords",
@@ -60,6 +61,9 @@ NUMBER_SPAN = 1 << 31
 """If a message's number is taken, it gets the number after all that follow within this span: a
 second."""
 _CANDIDATES_AT_ONCE = 256
+SHOWN_BYTES_MAX = 16 << 20
+"""A page ends with the message that brings its records to this size. So it takes little memory, and
+a reader's thread a second or two, however large the messages are."""
 
 
 class Said(NamedTuple):
@@ -171,10 +175,27 @@ def has_rest(query: SearchQuery) -> bool:
 def fill_search_page(
     query: SearchQuery,
     find: Callable[[int | None, int], Sequence[Candidate]],
-    show: Callable[[Sequence[Candidate]], Sequence[FoundMessage]],
+    show: Callable[[Sequence[Candidate]], Iterable[tuple[FoundMessage, int]]],
     complete_to_us: int | None,
 ) -> SearchPage:
-    """Return a page. `find(after, limit)` returns candidates below a number, the highest first."""
+    """Return a page. `find(after, limit)` returns candidates below a number, the highest first.
+
+    `show` yields the messages of candidates, each with the size of its record. It may end after
+    `SHOWN_BYTES_MAX`.
+    """
+
+    def page(after: int | None, *, is_complete: bool = True) -> SearchPage:
+        rows: list[FoundMessage] = []
+        size = 0
+        for row, bytes_ in show(wanted):
+            rows.append(row)
+            size += bytes_
+            if size >= SHOWN_BYTES_MAX:
+                break
+        if len(rows) < len(wanted):
+            after, is_complete = wanted[len(rows) - 1].number, False
+        return SearchPage(rows, after, is_complete, complete_to_us)
+
     is_scan = has_rest(query)
     at_once = min(_CANDIDATES_AT_ONCE, query.scan_max) if is_scan else query.limit + 1
     wanted: list[Candidate] = []
@@ -184,16 +205,16 @@ def fill_search_page(
         for one in found:
             if one.is_shown and one.conversation_id.startswith(query.prefix):
                 if len(wanted) == query.limit:
-                    return SearchPage(show(wanted), wanted[-1].number, True, complete_to_us)
+                    return page(wanted[-1].number)
                 wanted.append(one)
             after = one.number
         looked_at += len(found)
         if len(found) < at_once:
-            return SearchPage(show(wanted), None, True, complete_to_us)
+            return page(None)
         if not is_scan:
             at_once = max(at_once, _CANDIDATES_AT_ONCE)  # some are stale: there may be more
         elif looked_at >= query.scan_max:
-            return SearchPage(show(wanted), after, False, complete_to_us)
+            return page(after, is_complete=False)
 
 
 def found_message(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import JournalRefused
@@ -484,6 +484,7 @@ _RECORD_SHOWN = """
 """
 _RECORD_FROM = "LEFT JOIN event e ON e.id = m.event LEFT JOIN event p ON p.id = e.previous"
 _CONTENT = "CAST(group_concat(payload, '') AS BLOB)"
+_NO_RECORD = (None,) * 10
 _SIZE_AT = 3  # replaced, for each candidate, by the size of its payload and then the payload
 
 
@@ -511,10 +512,12 @@ def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> Sear
             found.append(Candidate(number, name, bool(has_label), place))
         return found
 
-    def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
-        if with_records:
-            return [_shown(connection, query, one) for one in wanted]
-        return _show(connection, query, wanted)
+    def show(wanted: Sequence[Candidate]) -> Iterator[tuple[FoundMessage, int]]:
+        places: Sequence[Sequence[Any]] = [one.place for one in wanted]
+        if not with_records:
+            places = _with_records(connection, places)
+        for one, place in zip(wanted, places, strict=True):
+            yield _shown(connection, query, one, place)
 
     return fill_search_page(query, find, show, complete_to_us)
 
@@ -559,37 +562,34 @@ def search_statement(
     return statement, (*labels, *values, limit)
 
 
-def _show(
-    connection: sqlite3.Connection, query: SearchQuery, wanted: Sequence[Candidate]
-) -> Sequence[FoundMessage]:
-    if not wanted:
-        return []
+def _with_records(
+    connection: sqlite3.Connection, places: Sequence[Sequence[Any]]
+) -> Sequence[Sequence[Any]]:
+    """Return the columns of these candidates, each followed by those of its record."""
     found, content = connection.execute(
-        _RECORDS, (json.dumps([one.place[2] for one in wanted]),)
+        _RECORDS, (json.dumps([event for _, _, event in places]),)
     ).fetchone()
     at = 0
-    records: dict[int, tuple[str, Said | None]] = {}
+    records: dict[int, Sequence[Any]] = {}
     for number, *facts, size, parts, before in json.loads(found):
         payload = (content or b"")[at : at + size]
         at += size
-        said = _said(_whole(connection, payload, parts), before, *facts)
-        records[number] = (facts[3], said)
-    rows = []
-    for one in wanted:
-        seq, left, event = one.place
-        event_id, said = records.get(event, ("", None))
-        name = one.conversation_id
-        rows.append(found_message(query, name, seq, event_id, said, number=one.number, left=left))
-    return rows
+        records[number] = (payload, parts, before, *facts)
+    return [(*place, *records.get(place[2], _NO_RECORD)) for place in places]
 
 
-def _shown(connection: sqlite3.Connection, query: SearchQuery, one: Candidate) -> FoundMessage:
-    seq, left, _, payload, parts, before, *facts = one.place
-    said, event_id = None, facts[3]
+def _shown(
+    connection: sqlite3.Connection, query: SearchQuery, one: Candidate, place: Sequence[Any]
+) -> tuple[FoundMessage, int]:
+    """Return a candidate as a search result, and the size of its record."""
+    seq, left, _, payload, parts, before, *facts = place
+    said, event_id, whole = None, facts[3], None
     if event_id is not None:
-        said = _said(_whole(connection, payload, parts), before, *facts)
+        whole = _whole(connection, payload, parts)
+        said = _said(whole, before, *facts)
     name = one.conversation_id
-    return found_message(query, name, seq, event_id or "", said, number=one.number, left=left)
+    row = found_message(query, name, seq, event_id or "", said, number=one.number, left=left)
+    return row, len(whole or b"")
 
 
 def _said(payload: bytes | None, before: int | None, *facts: Any) -> Said | None:  # noqa: ANN401 - of SQLite
