@@ -106,8 +106,11 @@ def erase_slice(connection: sqlite3.Connection, log: int) -> int | None:
     connection.execute("DELETE FROM fork WHERE log = ?", (log,))
     if connection.execute("SELECT 1 FROM conversation WHERE log = ?", (parent,)).fetchone():
         return None
-    # The parent was deleted before, and was kept for this fork among others.
-    if not connection.execute("SELECT 1 FROM erasure WHERE log = ?", (parent,)).fetchone():
+    # The parent was deleted before, and was kept for this fork among others. If it is listed
+    # already, then from further up, or for a fork that began further down: in that case all
+    # records up to here are still there, as this fork needed them until now.
+    row = connection.execute("SELECT head FROM erasure WHERE log = ?", (parent,)).fetchone()
+    if row is None or row[0] < base:
         begin_erasure(connection, parent, last, base)
     return int(parent)
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import anyio
 import pytest
 
 from turnkeeper.actors.errors import EventIdConflict
-from turnkeeper.actors.journal import Claim, Record, Rejection, Snapshot
+from turnkeeper.actors.journal import Claim, Deletion, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -97,6 +98,34 @@ async def test_a_part_stays_while_a_record_that_is_left_has_it(path: Path) -> No
         for table in ("part", "part_use", "event", "fork"):
             assert await journal._change(rows(table)) == 0
     assert holds(path, SECRET) == []
+
+
+@pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
+async def test_what_was_kept_for_forks_is_gone_with_the_last_though_they_go_together(
+    path: Path, order: tuple[str, str]
+) -> None:
+    """The one that begins at the lower seq may be the first to say up to where its parent goes."""
+    async with SQLiteJournal(path) as journal:
+        records = [Record(f"a{seq}", "note", SECRET) for seq in range(1, 21)]
+        epoch = await write(journal, "a", *records)
+        for name, at in (("low", 4), ("high", 10)):
+            await journal.fork("a", name, at=at, records=[make_record(name)], is_unfinished=False)
+        assert (await journal.delete("a", epoch=epoch)).kept == 10
+        epochs = {name: (await journal.claim(name)).epoch for name in order}
+        deletions: list[Deletion] = []
+
+        async def delete(name: str) -> None:
+            deletions.append(await journal.delete(name, epoch=epochs[name]))
+
+        async with anyio.create_task_group() as group:
+            for name in order:
+                group.start_soon(delete, name)
+
+        assert all(deletion.is_erased for deletion in deletions)
+        assert holds(path, SECRET) == []
+        for table in ("event", "fork", "erasure"):
+            assert await journal._change(rows(table)) == 0
+    assert verify(path).problems == ()
 
 
 async def test_a_reader_in_the_way_is_said_and_not_waited_for_for_ever(path: Path) -> None:
