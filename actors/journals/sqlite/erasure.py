@@ -18,7 +18,7 @@ from ...errors import CorruptLog
 from ..shared.record_chain import seal
 from .log import CHAIN
 
-__all__ = ["begin_erasure", "erase_slice", "erasure_seal", "erasures", "needed"]
+__all__ = ["begin_erasure", "erase_slice", "erasure_seal", "erasures", "is_whole", "needed"]
 
 _RECORDS_MAX = 1_000
 _BYTES_MAX = 8 << 20
@@ -60,6 +60,14 @@ def erasures(connection: sqlite3.Connection) -> list[int]:
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'erasure'").fetchone():
         return []  # a file of an earlier version
     return [row[0] for row in connection.execute("SELECT log FROM erasure")]
+
+
+def is_whole(connection: sqlite3.Connection, log: int) -> bool:
+    """Return True if the row of a listed log passes its checksum."""
+    last, head, found = connection.execute(
+        "SELECT last, head, seal FROM erasure WHERE log = ?", (log,)
+    ).fetchone()
+    return bool(erasure_seal(log, last, head) == found)
 
 
 def needed(connection: sqlite3.Connection, log: int) -> int:

@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -339,6 +339,7 @@ class _Repair:
         for log, last, head, found in self._rows("erasure", "log"):
             if found == erasure_seal(log, last, head):
                 self._erased.add(log)
+        self._erased |= self._find_deleted()
         if not self._erased:
             return
         living = {row[3] for row in self._rows("conversation", "id")}
@@ -351,6 +352,26 @@ class _Repair:
                 parent, _ = self._forks.pop(log)
                 if parent not in living:  # it was deleted before, and was kept for this one
                     left.append(parent)
+
+    def _find_deleted(self) -> set[int]:
+        """Return the logs with records whose names have later logs: they were deleted.
+
+        Their rows in `erasure` may be lost. Returns none unless every fork's own rows are whole,
+        since a fork may need the records.
+        """
+        written = self._new.execute("SELECT log, min(seq) FROM event GROUP BY log").fetchall()
+        if any(first > 1 and log not in self._forks for log, first in written):
+            return set()
+        found: set[int] = set()
+        for row in self._rows("conversation", "id"):
+            try:
+                tail = tail_of_row(row)
+            except (CorruptLog, ValueError, TypeError):
+                return set()
+            if tail.forked_at and tail.log not in self._forks:
+                return set()
+            found.update(log_number(tail.name, each) for each in range(tail.incarnation))
+        return found.intersection(log for log, _ in written)
 
     def _end_of(self, log: int) -> _End:
         """Return the end of the good part of a log, after setting the records behind it aside."""
@@ -471,7 +492,7 @@ class _Repair:
         for log in tails:
             self._end_of(log)  # a fork may have no record of its own
         for log in self._unnamed(tails):
-            tails[log] = self._find_name(log)
+            tails[log] = self._find_name(log, {tail.name for tail in tails.values()})
         kept = [self._write_conversation(log, tail) for log, tail in tails.items()]
         self._copy_snapshots({tail.log: tail for tail in kept})
         self._copy_rejections()
@@ -499,8 +520,11 @@ class _Repair:
             if log not in tails and end.last_log == log and end.head > needed.get(log, 0)
         ]
 
-    def _find_name(self, log: int) -> Tail:
-        """Return a tail with the log's name from an index, or with a made-up name."""
+    def _find_name(self, log: int, taken: Collection[str]) -> Tail:
+        """Return a tail with the log's name from an index, or with a made-up name.
+
+        It is made up, too, if the name is taken: then the row of that name is an old one.
+        """
         try:
             names = [
                 row[0]
@@ -511,7 +535,7 @@ class _Repair:
         except _UNREADABLE:
             names = []
         for name in names:
-            if (tail := self._named(name, log)) is not None:
+            if name not in taken and (tail := self._named(name, log)) is not None:
                 return tail
         # A log's number is a function of its name, so the new name begins as a fork of the log.
         end = self._ends[log]

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import CorruptLog, JournalRefused
 from ...journal import READ_PAGE, Listing, Snapshot, StoredRecord
 from ..shared.record_chain import seal
-from .erasure import erasures
+from .erasure import erasures, is_whole
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import has_moved, read_listing
 from .log import Tail, fork_seal, log_of, read_records, read_tail
@@ -269,6 +269,9 @@ class _Verifier:
             base = forks.get(parent, (0, 0))[1]
             kept[parent] = max(kept.get(parent, 0), seq - base)
         erasing = set(erasures(self._connection))
+        for log in sorted(erasing):
+            if not is_whole(self._connection, log):
+                self._found(f"log {log} was deleted, and the row for its removal is damaged")
         counted = self._connection.execute("SELECT log, count(*) FROM event GROUP BY log")
         for log, count in counted.fetchall():
             # A log whose conversation was deleted has only the records that forks need.

@@ -212,7 +212,15 @@ async def test_a_fork_is_erased_once_what_was_kept_for_it_is_gone_too(owners: Ow
 
 
 @pytest.mark.parametrize("owners", ["sqlite"], indirect=True)
-async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE event SET payload = x'00' WHERE event_id = 'b1'",
+        "UPDATE erasure SET seal = seal + 1",
+        "DELETE FROM erasure",
+    ],
+)
+async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners, damage: str) -> None:
     """It brings back no record of a deleted conversation, not even into the rows set aside."""
     path = Path(owners._place)
     async with owners.owner() as journal:
@@ -220,7 +228,7 @@ async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners) -> None
         owners.stop_after(3)
         assert not (await journal.delete("a", epoch=epoch)).is_erased
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE event SET payload = x'00' WHERE event_id = 'b1'")
+        connection.execute(damage)
 
     done = repair(path)
 
@@ -228,7 +236,9 @@ async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners) -> None
     assert SECRET not in done.aside.read_bytes()
     assert path.read_bytes().count(SECRET) == FORKED_AT * 20
     async with owners.owner() as journal:
-        assert [info.conversation_id for info in await journal.list()] == ["f"]
+        names = [info.conversation_id for info in await journal.list()]
+        assert [name for name in names if name != "b"] == ["f"]
+        assert len(await read_all(journal, "f")) == FORKED_AT + 1
         assert await owners.count(journal, "rejection") == 0
 
 
