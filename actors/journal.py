@@ -433,7 +433,8 @@ class Journal(Protocol):
         This is one transaction, however long the prefix: the prefix is shared, not copied, and the
         other conversation is only read. The caller owns the fork. Raises `ConversationNotFound`,
         `RecordNotFound` if there is no record at `at`, and `ConversationExists` if the fork
-        already has records, unless it is this fork (so after `OutcomeUnknown`, fork again). With
+        already has records, unless it is this fork (so after `OutcomeUnknown`, fork again, and
+        then claim it: another process may own it by now, whose epoch that call returns). With
         `at_event_id`, raises `ConversationDeleted` if another event is at `at`: the log that the
         caller has read was deleted meanwhile, and another one begun under its name.
         """
