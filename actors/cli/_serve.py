@@ -39,6 +39,9 @@ from ._asking import SCHEMA, Schema, refuse_schema
 from ._exits import BROKEN, UNUSABLE, fail, finite
 from ._journal_jobs import LEASE_S, open_journal
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
@@ -368,6 +371,9 @@ def _open_tokens(file: Path) -> FileIO:
 
 def _add_line(opened: FileIO, line: str) -> None:
     """Add a line, even if the last line of the file has no line end; all of it, or nothing."""
+    if sys.platform != "win32":
+        # Else the line that another process adds meanwhile would be cut off with half of this one.
+        fcntl.flock(opened, fcntl.LOCK_EX)
     if end := opened.seek(0, os.SEEK_END):
         opened.seek(-1, os.SEEK_END)
         if opened.read(1) != b"\n":

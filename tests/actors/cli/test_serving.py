@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +20,7 @@ from typer.testing import CliRunner, Result
 from turnkeeper.actors import gateway
 from turnkeeper.actors.cli import _serve
 from turnkeeper.actors.cli._app import app
-from turnkeeper.actors.cli._serve import _listen, _load_agent, token
+from turnkeeper.actors.cli._serve import _add_line, _listen, _load_agent, token
 from turnkeeper.actors.gateway import GatewayLimits
 
 
@@ -211,6 +213,29 @@ def test_a_line_that_only_half_fits_on_the_disk_leaves_the_file_as_it_was(tmp_pa
     assert refused.returncode == 2, refused.stderr
     assert "the token above will not be accepted" in refused.stderr
     assert file.read_text() == before
+
+
+def test_a_line_that_only_half_fits_cuts_off_no_line_of_another_process(tmp_path: Path) -> None:
+    """It cut the file to the length that it had before, with all that came meanwhile."""
+    file, added = tmp_path / "tokens.txt", "b" * 64 + " bob read\n"
+    assert make_token(file, "alice").exit_code == 0
+    expected = file.read_text()
+
+    class Full(FileIO):
+        def write(self, data: object) -> int:
+            nonlocal expected
+            assert isinstance(data, bytes)
+            super().write(data[:20])
+            with file.open("a") as other, suppress(BlockingIOError):  # then it waits
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                other.write(added)
+                expected += added
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Full(file, "a+") as opened, pytest.raises(OSError, match="No space left"):
+        _add_line(opened, "c" * 64 + " carol read\n")
+
+    assert file.read_text() == expected
 
 
 def test_a_file_that_is_none_of_tokens_gets_no_token(tmp_path: Path) -> None:
