@@ -18,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 from urllib.parse import quote, unquote
 
@@ -65,8 +66,9 @@ from ..values.text import storable
 from .ag_ui_messages import AnswerCount, ag_ui_messages, answer_id, arguments_of
 from .names import Cursor, parse_cursor
 
-__all__ = ["Out", "Progress", "RunCursor", "RunEvents", "Show", "parse_run_cursor"]
+__all__ = ["Out", "Progress", "RunCursor", "RunEvents", "Show", "parse_run_cursor", "time_us"]
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 QUEUED = "turnkeeper.queued"
 DIGEST_BYTES = 8
 ANSWER_SCHEMA = {
@@ -77,7 +79,7 @@ ANSWER_SCHEMA = {
 """The JSON schema of a client's answer to a call that waits."""
 
 _CURSOR = re.compile(
-    r"(?P<origin>\d+\.[^/]+)/(?P<run>[^/]+)/(?P<seq>\d{1,16})\.(?P<part>[0-3])"
+    r"(?P<origin>\d+\.[^/@]+)@(?P<us>-?\d{1,18})/(?P<run>[^/]+)/(?P<seq>\d{1,16})\.(?P<part>[0-3])"
     r"/(?:(?P<length>\d{1,16})\.(?P<digest>[0-9a-f]{16}))?(?P<stale>!?)",
     re.ASCII,
 )
@@ -103,6 +105,9 @@ class RunCursor:
 
     origin: Cursor
     """The first event of the chat message that the run is about."""
+    origin_us: int
+    """The time of that event, in microseconds. Its id follows from the run id, so a log that was
+    begun anew may have it at the same seq."""
     run_id: str
     progress: Progress
 
@@ -111,7 +116,8 @@ class RunCursor:
         text = "" if progress.text is None else f"{progress.text[0]}.{progress.text[1]}"
         stale = "!" if progress.is_stale else ""
         run_id = quote(self.run_id, safe="")
-        return f"{self.origin}/{run_id}/{progress.seq}.{progress.part}/{text}{stale}"
+        origin = f"{self.origin}@{self.origin_us}"
+        return f"{origin}/{run_id}/{progress.seq}.{progress.part}/{text}{stale}"
 
 
 def parse_run_cursor(given: str) -> RunCursor | None:
@@ -122,7 +128,13 @@ def parse_run_cursor(given: str) -> RunCursor | None:
         return None
     text = None if found["length"] is None else (int(found["length"]), found["digest"])
     progress = Progress(int(found["seq"]), int(found["part"]), text, bool(found["stale"]))
-    return RunCursor(origin, unquote(found["run"], errors="replace"), progress)
+    run_id = unquote(found["run"], errors="replace")
+    return RunCursor(origin, int(found["us"]), run_id, progress)
+
+
+def time_us(event: Event) -> int:
+    """Return the time of an event in microseconds, as a cursor has it."""
+    return (event.timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
 class _OpenText:
@@ -212,6 +224,7 @@ class RunEvents:
         self.run_id = run_id
         self.origin: Cursor | None = None
         """The cursor of the chat message; None before the first event."""
+        self.origin_us = 0
         self.has_ended = False
         self._thread_id = thread_id
         self._message_id = message_id
@@ -314,6 +327,7 @@ class RunEvents:
         if self.origin is not None:
             return
         self.origin = Cursor(first.seq, first.event.id)
+        self.origin_us = time_us(first.event)
         self._seq = first.seq - 1
         if self._after is not None:
             yield Out(self._started(), None)

@@ -36,7 +36,7 @@ from ..events import (
     UserMessageEvent,
 )
 from ..values.text import check_text
-from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
+from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor, time_us
 from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, Items, MayByBody
 from .faults import invalid_id, unusable
@@ -302,7 +302,9 @@ async def _newest_run(caller: ConversationCaller) -> tuple[Turn, str] | None:
 async def _turn_of(caller: ConversationCaller, cursor: RunCursor) -> Turn:
     """Return the turn of a cursor. Raises a problem if the log has another event there."""
     origin = await caller.find(cursor.origin)
-    message_id = None if origin is None else getattr(origin.event, "message_id", None)
+    if origin is None or time_us(origin.event) != cursor.origin_us:
+        raise ProblemRaised(OWN["gone"])
+    message_id = getattr(origin.event, "message_id", None)
     if not isinstance(message_id, str):
         raise ProblemRaised(OWN["gone"])
     return await caller.conversation.turn(message_id)
@@ -359,7 +361,8 @@ def _feed(caller: ConversationCaller, turn: Turn, events: RunEvents) -> Feed:
                 # Without an id it is not part of the run, which goes on when the client reconnects.
                 origin = events.origin or Cursor(turn.seq, turn.message_id)
                 is_over = problem.retry_after_s is None
-                cursor = RunCursor(origin, events.run_id, Progress(0)) if is_over else None
+                over = RunCursor(origin, events.origin_us, events.run_id, Progress(0))
+                cursor = over if is_over else None
                 await write(
                     _frame(RunErrorEvent(message=problem.detail, code=problem.name), cursor)
                 )
@@ -403,7 +406,7 @@ async def _transcript(caller: ConversationCaller) -> Transcript:
 
 def _cursor(events: RunEvents, progress: Progress) -> RunCursor:
     assert events.origin is not None, "an event of the run before its chat message"
-    return RunCursor(events.origin, events.run_id, progress)
+    return RunCursor(events.origin, events.origin_us, events.run_id, progress)
 
 
 def _frame(event: BaseEvent, cursor: RunCursor | None = None) -> bytes:

@@ -318,8 +318,27 @@ async def test_a_cursor_of_a_conversation_that_was_deleted_is_gone(talk: Talk) -
     reply = await talk.world.http.get(CONNECT, headers={"Last-Event-ID": saved["cursor"]})
 
     assert (reply.status_code, reply.json()["type"]) == (410, "urn:turnkeeper:gone")
-    for wrong in ("x", "1", "1.a/r/2.9/", "1.a//2.0/", f"{saved['cursor']}x", "1.a/r/2.0/3.zz"):
+    wrongs = ("x", "1", "1.a/r/2.0/", "1.a@1/r/2.9/", "1.a@1//2.0/", "1.a@1/r/2.0/3.zz")
+    for wrong in (*wrongs, f"{saved['cursor']}x"):
         assert (await talk.world.http.get(CONNECT, params={"after": wrong})).status_code == 422
+
+
+async def test_a_cursor_is_gone_though_its_run_was_sent_again_to_a_log_begun_anew() -> None:
+    """Its event follows from the run id, so it was there again, and an old answer stayed shown."""
+    async with gateway_world() as world:
+        cursors = []
+        for _ in range(2):
+            await world.http.request("DELETE", HERE)
+            stream = (await world.http.post(URL, json=run_input())).text
+            cursors.append([line[4:] for line in stream.splitlines() if line.startswith("id: ")])
+        old, new = cursors
+        assert old[0].partition("@")[0] == new[0].partition("@")[0]
+
+        for was, now in zip(old, new, strict=True):
+            gone = await world.http.get(CONNECT, headers={"Last-Event-ID": was})
+            assert (gone.status_code, gone.json()["type"]) == (410, "urn:turnkeeper:gone")
+            found = await world.http.get(CONNECT, headers={"Last-Event-ID": now})
+            assert found.status_code == 200, found.text
 
 
 # --- several at once -----------------------------------------------------------------------------

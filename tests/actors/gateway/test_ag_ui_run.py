@@ -311,6 +311,7 @@ def test_a_text_that_is_written_again_goes_on_behind_what_the_client_has() -> No
 
 @given(
     st.integers(1, 1 << 53),
+    st.integers(-(1 << 55), 1 << 57),
     st.text(min_size=1).filter(lambda text: text.strip() == text and text.isprintable()),
     st.builds(
         Progress,
@@ -320,8 +321,8 @@ def test_a_text_that_is_written_again_goes_on_behind_what_the_client_has() -> No
         st.booleans(),
     ),
 )
-def test_a_cursor_comes_back_as_it_was(seq: int, text: str, progress: Progress) -> None:
-    cursor = RunCursor(Cursor(seq, text), text, progress)
+def test_a_cursor_comes_back_as_it_was(seq: int, time: int, text: str, progress: Progress) -> None:
+    cursor = RunCursor(Cursor(seq, text), time, text, progress)
 
     assert parse_run_cursor(str(cursor)) == cursor
     assert str(cursor).isascii()
