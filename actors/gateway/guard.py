@@ -124,8 +124,9 @@ class Guard:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = _Out(send, self._limits.write_stall_s)
         try:
-            if "\ufffd" in scope["path"] and not _is_utf8(scope.get("raw_path") or b""):
-                # An id in it would be read as another one.
+            raw_path = scope.get("raw_path") if "\ufffd" in scope["path"] else None
+            if not (_is_utf8(raw_path or b"") and _is_utf8(scope["query_string"])):
+                # An id, a filter or a cursor in it would be read as another one.
                 raise Refused(OWN["malformed"], "the address must be UTF-8")
             scope = _in_origin_form(scope)
             if self._refuses is not None and self._refuses(scope):
@@ -323,9 +324,9 @@ def _as_asked_for(host: str) -> str:
     return f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004 - its name
 
 
-def _is_utf8(raw_path: bytes) -> bool:
+def _is_utf8(quoted: bytes) -> bool:
     try:
-        unquote_to_bytes(raw_path).decode()
+        unquote_to_bytes(quoted).decode()
     except UnicodeDecodeError:
         return False
     return True

@@ -139,7 +139,10 @@ async def test_an_address_that_is_not_utf_8_is_refused() -> None:
     async with gateway_world() as world:
         await world.answered("a\ufffd", "hello")
         for wrong in ("a%FF", "a%ED%A0%80", "a%C3"):
-            refused = await world.http.get(f"/v1/conversations/{wrong}/state")
-            assert refused.status_code == 400, wrong
-            assert refused.json()["errors"] == [{"detail": "the address must be UTF-8"}]
+            for place in (f"/{wrong}/state", f"?prefix={wrong}", f"?{wrong}=1"):
+                refused = await world.http.get(f"/v1/conversations{place}")
+                assert refused.status_code == 400, place
+                assert refused.json()["errors"] == [{"detail": "the address must be UTF-8"}]
         assert (await world.http.get("/v1/conversations/a%EF%BF%BD/state")).status_code == 200
+        found = (await world.http.get("/v1/conversations?prefix=a%EF%BF%BD")).json()
+        assert [row["id"] for row in found["conversations"]] == ["a\ufffd"]
