@@ -268,6 +268,32 @@ async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browse
             await world.page.wait_for_function(stands, arg=before, timeout=BOUND_MS)
 
 
+async def test_a_list_at_its_end_that_becomes_lower_stays_at_its_end(browser: Browser) -> None:
+    """The head of a conversation may take one more line on a phone once its facts are read.
+
+    If the list had been scrolled in the same frame, it counted as scrolled up by that line.
+    """
+    async with site(browser, team_story(40), width=390) as world:
+        await world.at("team-standup")
+        await world.shows("task 39", ".transcript-pane")
+        below = """() => {
+          const rows = document.querySelector(".transcript-pane tk-rows");
+          return rows.scrollHeight - rows.scrollTop - rows.clientHeight;
+        }"""
+        await world.page.wait_for_function(f"() => ({below})() < 1", timeout=BOUND_MS)
+        await world.page.evaluate(TWO_FRAMES)
+
+        await world.page.evaluate(
+            """() => {
+              document.querySelector(".conversation-head").style.paddingBottom = "40px";
+              document.querySelector(".transcript-pane tk-rows").dispatchEvent(new Event("scroll"));
+            }"""
+        )
+        await world.page.evaluate(TWO_FRAMES)
+
+        assert await world.page.evaluate(below) < 1
+
+
 async def _choose_the_third_in_the_log(world: Site) -> None:
     await world.at("team-standup")
     await world.button("Log")

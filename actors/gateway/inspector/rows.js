@@ -151,9 +151,11 @@ export class Rows extends HTMLElement {
     this.#draw();
   }
 
-  // By the heights as measured: the browser's has rows that have grown since.
+  // By the heights as measured: the browser's has rows that have grown since. A list that has become
+  // lower since it was scrolled to its end is still there: `#resized` comes after this, and goes on.
   #noteEnd() {
-    this.#isAtEnd = this.scrollTop + this.clientHeight >= this.#total() - 4;
+    const room = Math.max(this.#room, this.clientHeight);
+    this.#isAtEnd = this.scrollTop + room >= this.#total() - 4;
   }
 
   #total() {
