@@ -2,6 +2,9 @@
 
 uvicorn waits for a request's head as long as the client likes. So clients that never finish one
 could use up the files that the process may open, and keep all other clients out.
+
+Only HTTP is spoken. uvicorn goes over to a WebSocket for any method, and then waits for the rest of
+an opening that is invalid: without a bound, and the server could not be stopped in order.
 """
 
 from __future__ import annotations
@@ -59,7 +62,10 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """Closes a connection if the client does not complete the head of a request in time."""
+    """Closes a connection if the client does not complete the head of a request in time.
+
+    It goes over to no other protocol.
+    """
 
     _forget: Callable[[], None] | None = None
     """Cancels the timer that closes the connection if no whole head comes."""
@@ -76,6 +82,10 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._forget_head()
+
+    def _should_upgrade(self) -> bool:
+        """Answer in HTTP, as a server may (RFC 9110, 7.8)."""
+        return False
 
     def _bound_head(self) -> None:
         if self.conn.their_state is not h11.IDLE:

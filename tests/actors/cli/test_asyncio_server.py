@@ -97,6 +97,21 @@ async def test_the_head_of_a_second_request_has_as_long_and_an_answer_has_no_end
         assert await is_closed(client)
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST"])
+async def test_a_request_for_a_web_socket_is_answered_in_http_and_the_server_can_be_stopped(
+    caplog: pytest.LogCaptureFixture, method: bytes
+) -> None:
+    """If its opening was invalid, uvicorn waited for more of it, and failed when it was stopped."""
+    app = Held()
+    app.is_told.set()
+    sent = method + b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(sent)
+        assert (await client.receive()).startswith(b"HTTP/1.1 200")
+        assert app.has_begun.is_set()
+    assert not caplog.records
+
+
 async def test_a_request_that_outlives_the_server_is_told_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
