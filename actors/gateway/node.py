@@ -18,8 +18,10 @@ It promises that a command is sent at most once for each call. If no answer come
 `OutcomeUnknown`, and the same command under the same id finds out what happened. A node stops
 waiting for the answer once the process that it asked has lost the conversation; a process that
 hangs loses it when its lease runs out. If a process cannot be reached while its lease lasts, the
-call raises `OwnedElsewhere`: nothing happened. A node does not promise pieces: while the owner
-cannot be reached, readers get only the events, and streams get a note about it.
+call raises `OwnedElsewhere`: nothing happened. If a node closes the connection because it stops
+waiting, or ends, its command is not carried out any more, unless it has begun. A node does not
+promise pieces: while the owner cannot be reached, readers get only the events, and streams get a
+note about it.
 
 The journal decides who owns what. A node keeps no list of the others: it calls the address in the
 lease of the conversation's owner, which PostgreSQL gives only while that lease lasts.
@@ -33,9 +35,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Self, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -431,7 +434,7 @@ class Node:
         except PerhapsSeen:
             _logger.warning("request to a node refused: it may have been here before")
             return _refused(409)
-        return await route(here, body)
+        return await _while_awaited(receive, partial(route, here, body))
 
     async def _read_body(self, receive: Receive) -> bytes | None:
         """Read the whole body; None if it is too long, or does not come."""
@@ -572,6 +575,26 @@ def _unknown(conversation_id: str) -> OutcomeUnknown:
 def _refused(status: int) -> Response:
     said = _NOT_TAKEN if status == _UNAVAILABLE else b""
     return Response(said, status_code=status, headers={"Connection": "close"})
+
+
+async def _while_awaited(receive: Receive, answer: Callable[[], Awaitable[Response]]) -> Response:
+    """Return the answer; cancel it if the asking node leaves.
+
+    That node's caller is told to send the command again. A late copy that has not begun by then
+    must not be carried out: the conversation may have been deleted after the repeat was.
+    """
+
+    async def watch() -> None:
+        # The body is whole, so nothing else can come.
+        if (await receive())["type"] == "http.disconnect":
+            group.cancel_scope.cancel()
+
+    given = _refused(500)  # which nobody gets
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        given = await answer()
+        group.cancel_scope.cancel()
+    return given
 
 
 def _reply(body: bytes) -> Response:

@@ -88,6 +88,7 @@ class Behind:
     def __init__(self) -> None:
         self.node: gateway.Node | None = None
         self.asked: list[str] = []
+        self.answered = 0
         self.asking = Changes()
         """Noted when something is asked, and when it was answered."""
         self.clients: set[object] = set()
@@ -120,6 +121,7 @@ class Behind:
         try:
             await self.node(scope, receive, answer)
         finally:
+            self.answered += 1
             self.asking.note()
 
 
@@ -754,6 +756,35 @@ async def test_an_owner_that_stands_still_past_its_lease_is_not_waited_for(
         await other.answered("two", idempotency_key="m2")
         owner.behind.still.set()
         assert (owner.agent.turns, other.agent.turns) == (["one"], ["two"])
+
+
+@pytest.mark.parametrize("store", ["memory", "postgres"])
+async def test_a_command_that_its_node_has_given_up_does_not_begin_a_deleted_conversation(
+    store: Store,
+) -> None:
+    """The caller sent it again, as it was told to, and deleted the conversation then."""
+    gate: anyio.Event | None = None
+
+    async def slow(_principal: gateway.Principal, _name: str) -> None:
+        if gate is not None:
+            await gate.wait()
+
+    async with cluster(store) as made:
+        owner = await made.machine(authenticate=by_header, share=slow)
+        limits = replace(QUICK, answer_s=0.05)
+        other = await made.machine(authenticate=by_header, limits=limits)
+        alice = {"authorization": "alice read,write"}
+        await owner.answered("one", **alice)
+        gate = anyio.Event()
+        given_up = await other.send("two", idempotency_key="m2", **alice)
+        assert given_up.status_code == 504
+        await owner.conversations["alice:alice"].send("two", message_id="m2")
+        await owner.conversations.delete("alice:alice")
+
+        gate.set()
+
+        await owner.behind.asking.until(lambda: owner.behind.answered == 1)
+        assert not await owner.conversations["alice:alice"].exists()
 
 
 async def test_an_answer_is_not_waited_for_once_its_node_is_left(
