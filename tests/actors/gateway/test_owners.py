@@ -15,12 +15,14 @@ from starlette.requests import HTTPConnection
 
 from tests.actors.conversations.worlds import HeldAgent
 from tests.drawn import drawn
-from turnkeeper.actors import Conversations, MemoryJournal, gateway
+from turnkeeper.actors import Conversations, Journal, MemoryJournal, gateway
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.gateway import Place, Principal
 from turnkeeper.actors.gateway.access import Action, allows
+from turnkeeper.actors.journal import SearchPage, SearchQuery
 from turnkeeper.actors.journals.transfer import import_lines
+from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import Node, Simulation, simulate
 
 from .test_safety import EVERYWHERE
@@ -79,12 +81,18 @@ async def wired(
     share: gateway.Share | None = None,
     authorize: gateway.Authorize = allows,
     authenticate: gateway.Authenticate = by_header,
+    journal: Journal | None = None,
+    ports: Ports | None = None,
 ) -> AsyncIterator[Wire]:
     with anyio.fail_after(BOUND_S):
         agent = HeldAgent()
-        async with Conversations(agent, journal=MemoryJournal()) as conversations:
+        async with Conversations(agent, journal=journal or MemoryJournal()) as conversations:
             app = gateway.app(
-                conversations, authenticate=authenticate, authorize=authorize, share=share
+                conversations,
+                authenticate=authenticate,
+                authorize=authorize,
+                share=share,
+                ports=ports,
             )
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://localhost", headers=JSON
@@ -324,6 +332,38 @@ async def test_a_conversation_is_shared_by_the_applications_own_choice() -> None
     ("status", "problem"),
     [(401, "unauthenticated"), (403, "forbidden"), (429, "too-many-requests"), (503, "internal")],
 )
+class Lagging(MemoryJournal):
+    """A journal whose index is behind since a moment."""
+
+    since_us: int | None = None
+
+    async def search(self, query: SearchQuery) -> SearchPage:
+        return (await super().search(query))._replace(complete_to_us=self.since_us)
+
+
+async def test_a_search_does_not_tell_when_others_write() -> None:
+    """It was complete up to the time of the first message that was not indexed yet, of any user."""
+    ports = Ports(now=lambda: 1_000_017.0)
+    journal = Lagging(search=True)
+    async with wired(journal=journal, ports=ports) as wire:
+        await wire.say("alice", "a", "where is my order")
+        await wire.say("bob", "b", "another order")
+
+        async def complete_to(user: str) -> object:
+            found = (await wire.ask(user, "GET", "/v1/search?words=order")).json()
+            assert len(found["hits"]) == (4 if user == "admin" else 2)
+            return found["complete_to"]
+
+        told = {}
+        for behind_s in (None, 0.0, 0.4, 9.0, 60.0):
+            journal.since_us = None if behind_s is None else int((ports.now() - behind_s) * 1e6)
+            told[behind_s] = await complete_to("alice")
+            assert (await complete_to("admin") is None) is (behind_s is None)
+
+    assert told.pop(60.0) == "1970-01-12T13:45:50+00:00"
+    assert set(told.values()) == {"1970-01-12T13:46:40+00:00"}
+
+
 async def test_an_error_of_the_framework_that_a_login_raises_keeps_its_meaning(
     status: int, problem: str
 ) -> None:
