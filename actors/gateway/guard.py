@@ -171,6 +171,9 @@ class Guard:
         host = known.get(b"host", "").lower()
         if _without_port(host) not in self._hosts:
             raise Refused(OWN["unknown-host"])
+        if b"content-length" in known and b"transfer-encoding" in known:
+            # A proxy may have read another length, and then the rest is another client's request.
+            raise Refused(OWN["malformed"])
         length = known.get(b"content-length", "0")
         if not (length.isascii() and length.isdigit()):
             raise Refused(OWN["malformed"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -132,6 +133,28 @@ async def test_head_is_answered_as_get_without_the_body() -> None:
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert (await http.head("/v1/conversations/alice/pause")).status_code == 405
             assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read() -> None:
+    """A proxy that goes by the other one takes the end of the first for the next request."""
+    async with gateway_world() as world:
+        host, _, port = world.address.removeprefix("http://").partition(":")
+        hidden = f"POST /v1/conversations/hidden/pause HTTP/1.1\r\nHost: {host}\r\n\r\n"
+        body = f"0\r\n\r\n{hidden}"
+        request = (
+            f"POST /v1/conversations/alice/pause HTTP/1.1\r\nHost: {host}\r\n"
+            "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}"
+        )
+        received = b""
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(request.encode())
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    received += await stream.receive()
+        assert received.startswith(b"HTTP/1.1 400")
+        assert received.count(b"HTTP/1.1 ") == 1
+        assert b"urn:turnkeeper:malformed" in received
 
 
 async def test_an_address_that_is_not_utf_8_is_refused() -> None:
