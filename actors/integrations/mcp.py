@@ -10,7 +10,9 @@ start it as a process and speak with it over its standard input and output. It p
    A tool that no model could call, or whose name another tool has already, is left out, and a
    warning is logged.
 2. Every call gets a result. If the server fails, ends or falls silent while a call runs, the result
-   says that the call may have happened.
+   says that the call may have happened. Over HTTP, calls work again once the server is back, unless
+   it has forgotten the session. This does not hold for a `Client` over HTTP that you pass: in mcp
+   2.3, a connection that fails ends it, and cancels the block.
 3. Leaving the block ends the connection, and the server's process if it was started here.
 
 The block has the tools that the server offers when it is entered. An image, a sound or a file in a
@@ -26,8 +28,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -44,8 +47,10 @@ from ..values.text import error_text, storable
 from ..values.type_names import a_type
 
 try:
+    import httpx2
     from mcp import Client, MCPError, StdioServerParameters
     from mcp import types as mcp_types
+    from mcp.client.streamable_http import streamable_http_client
 except ImportError as error:
     raise ImportError(
         "tools of MCP servers need the package mcp, which is not installed; install turnkeeper[mcp]"
@@ -58,6 +63,8 @@ McpServer: TypeAlias = str | StdioServerParameters | Client
 
 _PAGES_MAX = 100
 _GONE = "the connection to the tool's server was closed before the call; nothing happened"
+_HTTP_S = httpx2.Timeout(30.0, read=300.0)
+"""This and the following of redirects are as the package has them; a call has its own limit."""
 _OUTCOME_UNKNOWN_CODES = (mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT)
 
 
@@ -138,10 +145,48 @@ def _name(server: McpServer) -> str:
     return urlsplit(server).netloc.rpartition("@")[2] if isinstance(server, str) else ""
 
 
-def _client(server: McpServer, timeout_s: float) -> Client:
-    if isinstance(server, Client):
-        return server
-    return Client(server, read_timeout_seconds=timeout_s)
+@asynccontextmanager
+async def _client(server: McpServer, timeout_s: float) -> AsyncIterator[Client]:
+    if isinstance(server, str):
+        async with (
+            _Http(timeout=_HTTP_S, follow_redirects=True) as http,
+            Client(
+                streamable_http_client(server, http_client=http), read_timeout_seconds=timeout_s
+            ) as client,
+        ):
+            yield client
+    elif isinstance(server, Client):
+        async with server:
+            yield server
+    else:
+        async with Client(server, read_timeout_seconds=timeout_s) as client:
+            yield client
+
+
+class _Http(httpx2.AsyncClient):
+    """Answers a request whose connection fails with an error of the protocol, for one call alone.
+
+    An exception would end the package's client, which would cancel the block around it.
+    """
+
+    # Any: the options of the one that is replaced.
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:  # noqa: ANN401
+        try:
+            response = await super().send(request, **options)
+            if response.headers.get("content-type", "").startswith("application/json"):
+                await response.aread()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            said = f"{type(error).__name__}: {error_text(error)}; nothing happened"
+            return _failed(request, mcp_types.INTERNAL_ERROR, said)
+        except httpx2.TransportError as error:
+            said = f"{type(error).__name__}: {error_text(error)}"
+            return _failed(request, mcp_types.CONNECTION_CLOSED, said)
+        return response
+
+
+def _failed(request: httpx2.Request, code: int, said: str) -> httpx2.Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": storable(said)}}
+    return httpx2.Response(HTTPStatus.BAD_GATEWAY, json=body, request=request)
 
 
 def _first(error: Exception) -> Exception:

@@ -48,7 +48,8 @@ async def over_http() -> AsyncIterator[str]:
                 port = int(await process.stdout.receive())
             yield f"http://127.0.0.1:{port}/mcp"
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
 
 
 @asynccontextmanager
@@ -182,6 +183,20 @@ async def test_a_server_that_dies_in_a_call_leaves_a_result_that_says_so() -> No
             assert result.content == (
                 "no result: MCPError: Connection closed; the call may have happened"
             )
+
+
+async def test_a_server_that_dies_over_http_fails_its_calls_alone() -> None:
+    """The package's client ended with it, and cancelled the block with the application in it."""
+    async with over_http() as url, mcp_tools(url) as tools:
+        died, refused = [await one(tools, name) for name in ("die", "nothing")]
+    assert isinstance(died, AgentErrorEvent)
+    assert died.may_have_happened
+    assert died.content.startswith("no result: MCPError: RemoteProtocolError: ")
+    assert died.content.endswith("; the call may have happened")
+    assert isinstance(refused, ObservationEvent)
+    assert refused.is_error
+    assert refused.content.startswith("MCPError: ConnectError: ")
+    assert refused.content.endswith("; nothing happened")
 
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
