@@ -64,6 +64,9 @@ def environment_of(port: int) -> dict[str, str]:
         "COLUMNS": "80",
         "NO_COLOR": "1",
         "UVICORN_PORT": str(port),
+        # A reader has the plugins of what the page installs. All of ours take a second to load.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": "anyio.pytest_plugin",
     }
     environment.pop("PYTHONSAFEPATH", None)  # a reader's modules import each other
     return environment
