@@ -30,7 +30,8 @@ main()
 COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 
 # Each line of standard input is a command. It runs in a fork, which has everything imported and
-# nothing started, with its own arguments, environment, output and limit on the size of files.
+# nothing started, with its own arguments, environment, output and limit on the size of files. An
+# output that is null is a pipe whose reader has left.
 _WARM = """
 import json, os, resource, signal, sys
 
@@ -51,7 +52,13 @@ for line in sys.stdin:
         (1, order["out"], os.O_WRONLY | os.O_APPEND),
         (2, order["err"], os.O_WRONLY | os.O_APPEND),
     ):
-        os.dup2(os.open(path, flags), descriptor)
+        if path is None:
+            reading, opened = os.pipe()
+            os.close(reading)
+        else:
+            opened = os.open(path, flags)
+        os.dup2(opened, descriptor)
+        os.close(opened)
     sys.stdin = open(0, closefd=False)
     sys.argv = ["turnkeeper", *order["arguments"]]
     os.environ.update(order["env"])
@@ -83,12 +90,19 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 class WarmCommand:
-    """Runs commands in forks of one process, which has loaded them: a tenth of a start each."""
+    """Runs commands in forks of one process, which has loaded them: a tenth of a start each.
+
+    `env` is added to the environment of that process.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self._env = {**os.environ, **(env or {})}
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="turnkeeper-commands-")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _WARM],
+            env=self._env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -106,14 +120,28 @@ class WarmCommand:
         file_bytes_max: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        out, err = (Path(self._folder.name) / name for name in ("out", "err"))
-        for path in (out, err):
-            path.write_bytes(b"")
+        out = Path(self._folder.name, "out")
+        out.write_bytes(b"")
+        ended = self.run_into(out, *arguments, env=env, file_bytes_max=file_bytes_max)
+        return subprocess.CompletedProcess(
+            arguments, ended.returncode, out.read_text(), ended.stderr
+        )
+
+    def run_into(
+        self,
+        out: Path | None,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        file_bytes_max: int | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; its output goes into a file, or a pipe that has no reader."""
+        err = Path(self._folder.name, "err")
+        err.write_bytes(b"")
         order = {
             "arguments": arguments,
             "env": dict(env or {}),
             "file_bytes_max": file_bytes_max,
-            "out": os.fspath(out),
+            "out": None if out is None else os.fspath(out),
             "err": os.fspath(err),
         }
         assert self._process.stdin is not None
@@ -121,4 +149,4 @@ class WarmCommand:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
-        return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(arguments, status, stderr=err.read_text())

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ import turnkeeper
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.cli._app import _SECTIONS, app
 
-from .command import COMMAND
+from .command import COMMAND, WarmCommand
 
 COMMANDS = [name for section in _SECTIONS.values() for name in section]
 
@@ -137,7 +138,13 @@ def test_a_shell_completes_commands_options_and_names(
     assert not Path(f"{db}.none").exists()
 
 
-@pytest.mark.parametrize("is_unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.fixture(scope="module", params=["", "1"], ids=["buffered", "unbuffered"])
+def warm(request: pytest.FixtureRequest) -> Iterator[WarmCommand]:
+    """Commands whose output Python buffers, and those whose output it does not."""
+    with WarmCommand({"PYTHONUNBUFFERED": request.param}) as warm:
+        yield warm
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -151,22 +158,13 @@ def test_a_shell_completes_commands_options_and_names(
     ids=" ".join,
 )
 def test_output_that_nobody_takes_has_an_exit_status_of_its_own(
-    db: Path, arguments: tuple[str, ...], is_unbuffered: str
+    db: Path, arguments: tuple[str, ...], warm: WarmCommand
 ) -> None:
     """1 would say that the log is damaged, and Python's own traceback says nothing to a user."""
-    command = [*COMMAND, *(word or db for word in arguments)]
-    env = {**os.environ, "PYTHONUNBUFFERED": is_unbuffered}
+    command = [word or str(db) for word in arguments]
 
-    reading, writing = os.pipe()
-    os.close(reading)
-    left = subprocess.run(
-        command, stdout=writing, stderr=subprocess.PIPE, env=env, text=True, check=False
-    )
-    os.close(writing)
-    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
-        filled = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, env=env, text=True, check=False
-        )
+    left = warm.run_into(None, *command)
+    filled = warm.run_into(Path("/dev/full"), *command)
 
     assert (left.returncode, left.stderr) == (141, "")
     assert filled.stderr == (
