@@ -435,12 +435,12 @@ class TurnNotCompleted(OutcomeUnknown):
     def __init__(
         self, conversation_id: str, turn_id: str, outcome: str, detail: str, reply: str
     ) -> None:
-        turn = f"turn {turn_id} of conversation {conversation_id} ended as {outcome}"
+        turn = f"turn {turn_id} of conversation {conversation_id}"
         kept = "its chat message and all that was said are in the log"
         super().__init__(
-            f"{turn}; {kept}: {detail}"  # an error, which says what to do
+            f"{turn} failed; {kept}; the reason was {detail}"  # an error, which says what to do
             if outcome == "failed"
-            else f"{turn}: {detail}; {kept}; read them, or send another one"
+            else f"{turn} ended as {outcome}: {detail}; {kept}; read them, or send another one"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id

@@ -243,6 +243,7 @@ def serve(
             server = _Served(
                 agent=found,
                 journal=journal,
+                place=str(db) if postgres is None else f"PostgreSQL, schema {schema}",
                 listener=_listen(host, port),
                 authenticate=authenticate,
                 hosts=frozenset((host, *(allow_host or ()))),
@@ -513,6 +514,8 @@ class _Served:
     hosts: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()
     is_read_only: bool = False
+    place: str = ""
+    """Tells the operator where the conversations are kept."""
     backend: Backend = "asyncio"
     nodes: _Nodes | None = None
     recover_every_s: float = LEASE_S
@@ -644,7 +647,8 @@ class _Served:
             for line in told:
                 _say(line)
             await anext(signals)
-            _say("draining; a second signal ends the grace")
+            if not self.is_read_only:
+                _say("draining; a second signal ends the grace")
             await _drain(gateway, signals, self.grace_s)
             is_over.set()
 
@@ -656,7 +660,7 @@ class _Served:
         inspector = f"inspector at {address}/inspector/"
         if self.is_read_only:
             return (f"{inspector} (read-only)",)
-        told = [f"listening on {address} ({who})", inspector]
+        told = [f"listening on {address} ({who})", f"conversations in {self.place}", inspector]
         if self.nodes is not None:
             told.append(f"other machines reach this one at {self.nodes.address}")
         return told

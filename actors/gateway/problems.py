@@ -301,7 +301,9 @@ OWN: Mapping[str, Problem] = {
         ),
         _FORBIDDEN,
         Problem(403, "foreign-origin", "pages of this origin may not write here"),
-        Problem(404, "not-found", "there is nothing at this address"),
+        Problem(
+            404, "not-found", "there is nothing at this address; `openapi.json` lists all there are"
+        ),
         Problem(
             405, "method-not-allowed", "this address takes only the methods in the header Allow"
         ),

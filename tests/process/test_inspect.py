@@ -58,6 +58,8 @@ def test_a_journal_is_shown_live_beside_the_process_that_writes_it(
             assert "<tk-inspector>" in httpx.get(f"{address}/inspector/").text
             process.send_signal(signal.SIGTERM)
             assert process.wait(BOUND_S) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == "turnkeeper: stopped\n"
         # It has taken no ownership: the writer goes on with its epoch.
         assert send(writer, {"content": "still mine"}).json()["end"]["outcome"] == "completed"
 

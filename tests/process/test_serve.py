@@ -171,6 +171,7 @@ def test_a_server_drains_also_if_its_standard_error_is_closed(tmp_path: Path, ba
     arguments = ("--backend", backend, "--grace", "600")
     with served(tmp_path, "slow.py:slow", *arguments) as (address, process):
         assert process.stderr is not None
+        assert process.stderr.readline() == "turnkeeper: conversations in chats.db\n"
         assert "inspector at" in process.stderr.readline()
         process.stderr.close()
         with draining_in_a_turn(address, process) as lines:

@@ -859,7 +859,7 @@ async def test_a_turn_that_ends_by_a_limit_of_its_agent_is_told_in_one_line(
     usage = TokenUsage(cost=0.5, input_tokens=30)
     model = scripted(ModelResponse("", calls=[ToolCall("look")], usage=usage))
     async with serving(ToolAgent(model, [look], **limit)) as chat:
-        with pytest.raises(TurnNotCompleted, match="are in the log: ") as caught:
+        with pytest.raises(TurnNotCompleted, match="are in the log; the reason was ") as caught:
             await (await chat.send("go")).reply()
 
     (warned,) = [one for one in caplog.records if one.levelno >= logging.WARNING]

@@ -480,6 +480,7 @@ async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:
     other_method = await world.http.put(f"{HERE}/state", json={})
 
     assert (nowhere.status_code, nowhere.json()["type"]) == (404, "urn:turnkeeper:not-found")
+    assert "openapi.json" in nowhere.json()["detail"]
     assert other_method.json()["type"] == "urn:turnkeeper:method-not-allowed"
     assert json.loads(other_method.text)["status"] == other_method.status_code == 405
     assert other_method.headers["Allow"] == "GET, HEAD"
