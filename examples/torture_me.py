@@ -5,7 +5,7 @@ sends ends with a marker, as `[m:1-2-3]`; the answer names the markers of all me
 model saw, in their order. So the client sees from outside if one is missing.
 
     turnkeeper torture http://127.0.0.1:8765 --kills 5 \
-        --server 'turnkeeper serve examples/torture_me.py:echo --port 8765'
+        --server 'turnkeeper serve examples/torture_me.py:echo --port 8765 --db torture.db'
 
     python examples/torture_me.py      asks it once, without a server
 """
