@@ -743,7 +743,7 @@ class Cell(Mailbox):
         life = self.life
         if life is not None:
             if life.has_offspring:
-                with anyio.CancelScope(shield=True):
+                with self.system.pool.shielded():
                     await life.end_offspring(ending.patient_until)
             if not ending.is_hook_begun:
                 if self.worker is not None and self.worker.is_killed and not self.spec.is_resident:

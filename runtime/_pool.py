@@ -279,6 +279,7 @@ class Pool:
         self.tells = 0
         """How many tells were sent without a wait since a worker last ran."""
         self._tasks: Tasks | None = None
+        self._shields: dict[anyio.CancelScope, None] = {}
 
     def open(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -313,6 +314,21 @@ class Pool:
         self.is_closed = True
         for worker in tuple(self.workers):
             worker.kill()
+        for shield in tuple(self._shields):
+            shield.cancel()
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Shield a wait of a job for other jobs from `Worker.kill`, but not from `close`.
+
+        After `close` no worker runs the other jobs, so the wait would never end.
+        """
+        with anyio.CancelScope(shield=not self.is_closed) as shield:
+            self._shields[shield] = None
+            try:
+                yield
+            finally:
+                del self._shields[shield]
 
     def is_running(self, job: Job) -> bool:
         """Return True if a task of the pool is in the middle of a step of this job."""

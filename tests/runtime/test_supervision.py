@@ -34,7 +34,7 @@ from turnkeeper.runtime._supervision import RestartLog, leaves
 from turnkeeper.runtime.lowlevel import is_interruption
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
-from .actors import Add, Counter, Fail, Get, Run, block
+from .actors import Add, Block, Counter, Fail, Get, Run, block
 
 NOW = Backoff(first_s=0.0)
 AT_ONCE = Supervision(backoff=NOW)
@@ -1013,6 +1013,30 @@ def test_interrupts_of_the_program_end_the_loop_on_asyncio() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         anyio.run(main)
+
+
+async def test_an_interrupt_ends_the_program_while_a_parent_waits_for_its_child_to_stop() -> None:
+    """That wait is shielded, and no worker runs the child any more: it would never end."""
+    begun = anyio.Event()
+
+    class Parent(Actor):
+        async def on_start(self) -> None:
+            child = self.context.spawn(Counter, name="child")
+            await child.tell(Block(anyio.Event(), begun))
+
+    async def interrupt(_: Actor) -> None:
+        raise BaseExceptionGroup("as a task group raises it", [SystemExit()])
+
+    async def run() -> None:
+        async with Runtime(supervision=AT_ONCE) as runtime, anyio.create_task_group() as tasks:
+            parent = runtime.spawn(Parent, name="parent")
+            await begun.wait()
+            tasks.start_soon(parent.stop)
+            await settle()
+            await runtime.spawn(Counter, name="other").tell(Run(interrupt))
+
+    with pytest.raises(SystemExit):
+        await run()
 
 
 async def test_children_that_escalate_together_are_one_failure_of_their_supervisor() -> None:
