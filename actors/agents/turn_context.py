@@ -548,12 +548,12 @@ class TurnContext:
                 if result.is_error:
                     note_failure("may_have_happened" if result.may_have_happened else "tool_error")
                 return result
-        except LeaseExpired:
-            raise  # nothing was started; the next owner answers the call
         except BaseException as error:
             # A stray cancellation, passed on to the task group, would silently end the other calls.
             if not is_own_failure(error):
                 raise
+            if isinstance(error, LeaseExpired):
+                self.check_lease()  # raises if it is this owner's: the next one answers the call
             return ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
 
     def _observed(

@@ -772,11 +772,11 @@ class ConversationActor(Actor[Command | Query]):
         end = EndTurn(turn_id, epoch)
         try:
             await self._setup.agent.run(turn)
-        except LeaseExpired:
-            raise  # not the turn's failure but its owner's
         except BaseException as error:
             if not is_own_failure(error):
                 raise
+            if isinstance(error, LeaseExpired):
+                self.check_lease()  # raises if it is this owner's; another's is the turn's failure
             if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
                 return  # the turn was ended or held from outside, and the log has that already
             failure = error

@@ -21,6 +21,7 @@ from turnkeeper.actors import (
     agent,
 )
 from turnkeeper.actors.errors import (
+    LeaseExpired,
     TurnSuspended,
 )
 from turnkeeper.actors.events import (
@@ -124,6 +125,25 @@ async def test_an_error_of_any_base_fails_its_agents_turn_and_no_other(
             assert end.outcome == "failed"
             assert type(error).__name__ in end.detail
         assert await (await opened["c"].send("?")).reply() == "fine"
+
+
+async def test_a_lease_lost_by_another_owner_fails_a_turn_or_a_call_and_not_its_owner() -> None:
+    @agent
+    async def asking_another(turn: TurnContext) -> None:
+        async def run(_: ActionEvent) -> str:
+            raise LeaseExpired("another", 3)
+
+        if turn.message.content == "agent":
+            raise LeaseExpired("another", 3)
+        [result] = await turn.call_tools([ToolCall("ask_another")], run)
+        await turn.say(getattr(result.event, "content", ""))
+
+    async with verified(asking_another, journal=MemoryJournal()) as opened:
+        end = await (await opened["c"].send("agent")).end()
+        assert end.outcome == "failed"
+        assert end.detail.startswith("LeaseExpired: the owner of conversation another has ended")
+        reply = await (await opened["c"].send("tool")).reply()
+        assert reply.startswith("LeaseExpired: the owner of conversation another has ended")
 
 
 @asynccontextmanager
