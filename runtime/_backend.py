@@ -835,9 +835,14 @@ def clear_stray_cancellation(error: BaseException) -> bool:
     """Undo a cancellation that no enclosing scope asked for; True if `error` is one.
 
     Libraries cancel asyncio tasks natively (`task.cancel()`), or let a cancelled future's error
-    escape. Inside a task group such an error ends all siblings silently.
+    escape. Inside a task group such an error ends all siblings silently. A group of nothing but
+    cancellations counts as one.
     """
-    if not isinstance(error, anyio.get_cancelled_exc_class()):
+    cancelled = anyio.get_cancelled_exc_class()
+    if isinstance(error, BaseExceptionGroup):
+        if error.split(cancelled)[1] is not None:
+            return False
+    elif not isinstance(error, cancelled):
         return False
     if anyio.current_effective_deadline() == -math.inf:
         return False

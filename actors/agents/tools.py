@@ -44,7 +44,6 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import is_interruption
 
 from ..errors import InvalidInput
 from ..events import ActionEvent
@@ -176,7 +175,7 @@ class Tool:
         try:
             found = self._risk(arguments)
         except BaseException as error:
-            if is_interruption(error):
+            if not is_own_failure(error):
                 raise
             log_failure("risk of a call not found", error, tool=self.name)
             return RISKS[-1]
@@ -388,7 +387,7 @@ class Tools:
         try:
             return found, found.read_arguments(arguments)
         except BaseException as error:
-            if is_interruption(error):
+            if not is_own_failure(error):
                 raise
             return f"the arguments do not fit: {error_text(error)}; nothing happened"
 
@@ -518,7 +517,7 @@ async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[o
         try:
             value = await call()
         except BaseException as error:
-            if is_interruption(error) and not isinstance(error, SystemExit):
+            if not isinstance(error, SystemExit) and not is_own_failure(error):
                 raise
             failure = error  # kept out of the group, which wraps errors
         else:

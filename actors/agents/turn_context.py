@@ -629,6 +629,11 @@ def is_own_failure(error: BaseException) -> bool:
     """True if an agent, a condenser or a tool failed; False if it is cancelled or the program ends.
 
     A bare `BaseException` is a failure like any other. So is a stray cancellation, which no scope
-    asked for: it is cleared.
+    asked for, alone or in a group with other errors: it is cleared.
     """
-    return clear_stray_cancellation(error) or not is_interruption(error)
+    rest: BaseException | None = error
+    if isinstance(error, BaseExceptionGroup):
+        stray, rest = error.split(anyio.get_cancelled_exc_class())
+        if stray is not None and not clear_stray_cancellation(stray):
+            return False
+    return rest is None or clear_stray_cancellation(rest) or not is_interruption(rest)

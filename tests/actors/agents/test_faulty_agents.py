@@ -53,28 +53,38 @@ async def test_an_agent_cannot_use_its_turn_after_its_end() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    "stray",
+    [
+        asyncio.CancelledError(),
+        BaseExceptionGroup("gathered", [ValueError("?"), asyncio.CancelledError()]),
+        BaseExceptionGroup("gathered", [asyncio.CancelledError(), asyncio.CancelledError()]),
+    ],
+    ids=["alone", "beside an error", "several"],
+)
 async def test_a_stray_cancellation_is_a_failure_of_its_tool_or_turn(
-    anyio_backend: str,
+    stray: BaseException, anyio_backend: str
 ) -> None:
     @agent
     async def cancelling(turn: TurnContext) -> None:
         async def run(action: ActionEvent) -> str:
             if action.tool_name == "cancelled":
-                raise asyncio.CancelledError
+                raise stray
             return "seen"
 
         calls = [ToolCall("cancelled"), ToolCall("looks")]
         results = [logged.event for logged in await turn.call_tools(calls, run)]
         await turn.say(" ".join(getattr(result, "content", "") for result in results))
         if turn.message.content == "agent":
-            raise asyncio.CancelledError
+            raise stray
 
     async with verified(cancelling, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
-        assert await (await chat.send("tool")).reply() == "CancelledError:  seen"
+        said = f"{type(stray).__name__}: {stray}"
+        assert await (await chat.send("tool")).reply() == f"{said} seen"
         for _ in range(7):  # more often than an actor may fail
             end = await (await chat.send("agent")).end()
-            assert (end.outcome, end.detail) == ("failed", "CancelledError: ")
+            assert (end.outcome, end.detail) == ("failed", said)
 
 
 class Panic(BaseException):

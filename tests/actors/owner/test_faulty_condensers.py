@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -76,7 +77,14 @@ class ProposeRaises(NeedRaises):
 
 @pytest.mark.parametrize("raises", [NeedRaises, ProposeRaises])
 @pytest.mark.parametrize(
-    "error", [ConnectionError("no tokenizer"), Panic("no tokenizer"), GeneratorExit("no tokenizer")]
+    "error",
+    [
+        ConnectionError("no tokenizer"),
+        Panic("no tokenizer"),
+        GeneratorExit("no tokenizer"),
+        BaseExceptionGroup("gathered", [ValueError("?"), asyncio.CancelledError()]),
+    ],
+    ids=repr,
 )
 async def test_a_condenser_that_raises_is_recorded_and_stops_no_turn(
     raises: type[NeedRaises], error: BaseException
