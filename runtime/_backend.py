@@ -16,9 +16,9 @@ import sys
 import time
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -35,6 +35,8 @@ from weakref import ReferenceType, WeakKeyDictionary
 
 import anyio
 
+from ._logger import logger
+
 if TYPE_CHECKING:
     import trio
 
@@ -47,12 +49,14 @@ __all__ = [
     "adopt_context",
     "checkpointing",
     "clear_stray_cancellation",
+    "closing_scopes",
     "is_closing",
     "is_interruption",
     "loop_clock",
     "make_bell",
     "make_lone_bell",
     "membership",
+    "open_scopes",
     "open_tasks",
     "parking",
     "pausing",
@@ -750,6 +754,72 @@ def membership(tasks: AbstractSet[object]) -> Callable[[], bool]:
         return parent is not None
 
     return is_within
+
+
+def open_scopes() -> Callable[[str], None]:
+    """Return a function that leaves all cancel scopes opened in this task since now.
+
+    A scope that code opens and does not leave would cancel whatever the task does next: code that
+    breaks out of an async generator leaves the generator's timeout open, for example. The function
+    takes the name of that code, for the log. Neither backend shows the scopes that a task is in, so
+    this looks inside.
+    """
+    trio_module = _trio()
+    if trio_module is None:
+        return _open_asyncio_scopes()
+    task = trio_module.lowlevel.current_task()
+    status, nurseries = task._cancel_status, len(task._child_nurseries)  # noqa: SLF001 - see above
+
+    def leave(by: str) -> None:
+        if task._cancel_status is status:  # noqa: SLF001 - see above
+            return
+        # Its tasks belong to no other nursery, and trio would wait for them at the very end.
+        for nursery in task.child_nurseries[nurseries:]:
+            nursery.cancel_scope.cancel()
+        del task._child_nurseries[nurseries:]  # noqa: SLF001 - see above
+        while (newest := task._cancel_status) is not status:  # noqa: SLF001 - see above
+            newest._scope.__exit__(None, None, None)  # noqa: SLF001 - see above
+        _log_scopes_left(by)
+
+    return leave
+
+
+def _open_asyncio_scopes() -> Callable[[str], None]:
+    from anyio._backends._asyncio import _task_states as states  # noqa: PLC0415 - see `open_scopes`
+
+    task = asyncio.current_task()
+    assert task is not None, "scopes are opened in tasks"
+
+    def newest() -> anyio.CancelScope | None:
+        return None if (state := states.get(task)) is None else state.cancel_scope
+
+    own = newest()
+
+    def leave(by: str) -> None:
+        if newest() is own:
+            return
+        while (scope := newest()) is not None and scope is not own:
+            scope.__exit__(None, None, None)
+        _log_scopes_left(by)
+
+    return leave
+
+
+def _log_scopes_left(by: str) -> None:
+    logger.warning("cancel scope left open, closed now", by=by)
+
+
+@contextmanager
+def closing_scopes(by: str) -> Iterator[None]:
+    """Leave the cancel scopes that the code inside opens in this task and does not leave.
+
+    `by` names that code, for the log. See `open_scopes`.
+    """
+    leave = open_scopes()
+    try:
+        yield
+    finally:
+        leave(by)
 
 
 def running_task() -> object:

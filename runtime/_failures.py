@@ -24,6 +24,8 @@ def as_failure(
     coroutine, and a cancellation that the runtime asked for. If a group holds other errors beside
     such a cancellation, they are reported.
     """
+    if host is not None:
+        host.leave_scopes()  # the actor's recovery and its last hook run in the same task
     cancelled = anyio.get_cancelled_exc_class()
     found = tuple(leaves(error))
     if is_closing(error) or any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in found):

@@ -13,6 +13,7 @@ Invariants, each kept without an await:
    was the dispatcher, another worker becomes it.
 4. A kill ends with the job that it was meant for. One that comes in the very step in which the
    job ends is never delivered: the worker leaves the cancelled scope before it takes another job.
+5. No cancel scope that a job has opened is open around the next job.
 
 Workers are shielded: only `Worker.kill` and `Pool.close` cancel them.
 """
@@ -20,7 +21,7 @@ Workers are shielded: only `Worker.kill` and `Pool.close` cancel them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -33,6 +34,7 @@ from ._backend import (
     checkpointing,
     clear_stray_cancellation,
     make_lone_bell,
+    open_scopes,
     running_task,
     uncancel,
 )
@@ -56,10 +58,14 @@ class Host(Protocol):
 
     def kill(self) -> None: ...
 
+    def leave_scopes(self) -> None:
+        """Leave the cancel scopes that the job has opened here and not left, and say so."""
+
 
 class Job(Protocol):
     """Work that a worker runs a step at a time."""
 
+    name: str
     worker: Host | None
 
     def step(self) -> Step: ...
@@ -72,7 +78,7 @@ class Job(Protocol):
 class Worker:
     """One task of the pool."""
 
-    __slots__ = ("_pool", "_scope", "bell", "job")
+    __slots__ = ("_leave_scopes", "_pool", "_scope", "bell", "job")
 
     bell: Bell
     """Rung when a parked worker is made the dispatcher."""
@@ -80,11 +86,16 @@ class Worker:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._scope = anyio.CancelScope(shield=True)
+        self._leave_scopes: Callable[[str], object] = str
+        """Leaves the scopes inside `_scope`."""
         self.job: Job | None = None
 
     def kill(self) -> None:
         """Cancel the job that this worker runs."""
         self._scope.cancel()
+
+    def leave_scopes(self) -> None:
+        self._leave_scopes("an earlier job" if self.job is None else self.job.name)
 
     @property
     def is_killed(self) -> bool:
@@ -99,6 +110,7 @@ class Worker:
             while not pool.is_closed:
                 # A scope is used once: each round of this loop but the first comes after a kill.
                 with _swallowing(), anyio.CancelScope(shield=True) as self._scope:
+                    self._leave_scopes = open_scopes()
                     try:
                         if (job := self.job) is not None:
                             # This worker was cancelled: by `kill`, or natively by a library.
@@ -107,6 +119,7 @@ class Worker:
                         if not self._scope.cancel_called:
                             await self._serve()
                     except BaseException as error:
+                        self.leave_scopes()
                         if not clear_stray_cancellation(error):
                             raise
                     if self.job is None and not self._scope.cancel_called:
@@ -167,6 +180,7 @@ class Worker:
             pool.tells = 0
 
     def _let_go(self, job: Job, *, again: bool) -> None:
+        self.leave_scopes()
         self.job = job.worker = None
         pool = self._pool
         if again:
@@ -211,6 +225,9 @@ class Resident:
 
     def kill(self) -> None:
         self._scope.cancel()
+
+    def leave_scopes(self) -> None:
+        """Leave none: they are the job's own, for as long as it lives."""
 
     @property
     def is_killed(self) -> bool:

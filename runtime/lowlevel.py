@@ -7,6 +7,7 @@
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
+   `closing_scopes` leaves the cancel scopes that other code has left open.
    `Lateness` counts how late the loop runs what is due.
    `leaves` yields the errors inside a group.
    `Logger` logs records with fields, without loading structlog before the first.
@@ -21,6 +22,7 @@ from ._backend import (
     ClockHold,
     OneShot,
     clear_stray_cancellation,
+    closing_scopes,
     home_check,
     is_interruption,
     make_bell,
@@ -42,6 +44,7 @@ __all__ = [
     "ThreadCalls",
     "ThreadOneShot",
     "clear_stray_cancellation",
+    "closing_scopes",
     "home_check",
     "is_interruption",
     "leaves",

@@ -44,6 +44,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import closing_scopes
 
 from ..errors import InvalidInput
 from ..events import ActionEvent
@@ -499,7 +500,10 @@ async def call_function(
         value = function(*args, **kwargs)
     else:
         value = await ports.blocking(partial(function, *args, **kwargs))
-    return await value if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    with closing_scopes(str(getattr(function, "__qualname__", function))):
+        return await value
 
 
 async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[object]]) -> object:

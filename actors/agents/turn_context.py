@@ -25,7 +25,11 @@ import anyio
 import anyio.lowlevel
 
 from turnkeeper.runtime import Effect, Message, Ports, Ref
-from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
+from turnkeeper.runtime.lowlevel import (
+    clear_stray_cancellation,
+    closing_scopes,
+    is_interruption,
+)
 
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
@@ -281,7 +285,10 @@ class TurnContext:
         """
         asked = request_of(model, request)
         await self.note_request(asked)
-        with self._owner.watcher.asking(self.conversation_id, model, asked) as note:
+        with (
+            self._owner.watcher.asking(self.conversation_id, model, asked) as note,
+            closing_scopes(f"model {type(model).__name__}"),
+        ):
             response = await model.respond(request, self.writer())
             note(response)
         self._response_id = response.provider_response_id
@@ -537,7 +544,10 @@ class TurnContext:
     async def _result_of(self, action: ActionEvent, run: ToolRunner) -> ToolResult:
         """Run a call; an error that it raises becomes its result."""
         try:
-            with self._owner.watcher.calling(self.conversation_id, action) as note_failure:
+            with (
+                self._owner.watcher.calling(self.conversation_id, action) as note_failure,
+                closing_scopes(f"call of {action.tool_name}"),
+            ):
                 returned = await run(action)
                 result = ToolResult(returned) if isinstance(returned, str) else returned
                 if not isinstance(result, ToolResult):

@@ -42,6 +42,7 @@ from turnkeeper.runtime import (
     TurnkeeperError,
     Unavailable,
 )
+from turnkeeper.runtime.lowlevel import closing_scopes
 
 from ..agents.agent import Agent
 from ..agents.turn_context import TurnContext, is_own_failure
@@ -771,7 +772,8 @@ class ConversationActor(Actor[Command | Query]):
         failure: BaseException | None = None
         end = EndTurn(turn_id, epoch)
         try:
-            await self._setup.agent.run(turn)
+            with closing_scopes(f"agent of turn {turn_id}"):
+                await self._setup.agent.run(turn)
         except BaseException as error:
             if not is_own_failure(error):
                 raise

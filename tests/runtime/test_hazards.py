@@ -36,6 +36,14 @@ pytestmark = pytest.mark.anyio
 AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
 
 
+class Stopping(Counter):
+    """Notes that it was stopped, after a wait."""
+
+    async def on_stop(self) -> None:
+        await settle()
+        self.log.append("stopped")
+
+
 class TestStrayNativeCancellation:
     """Hazard 1: `task.cancel()` by a library ends all siblings, and the group says nothing."""
 
@@ -480,6 +488,52 @@ async def test_what_a_handler_binds_does_not_leak_into_the_next_actor() -> None:
 
         assert await runtime.spawn(Reader, name="reader").ask(Ask()) == "as spawned"
     assert variable.get() == "as spawned"
+
+
+@pytest.mark.parametrize("opened", ["scope", "group"])
+@pytest.mark.parametrize("where", ["handler", "effect", "handler that raises"])
+async def test_a_scope_that_an_actor_leaves_open_cancels_no_other_actor(
+    where: str, opened: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As code leaves it that breaks out of an async generator within a timeout."""
+    scopes: list[anyio.CancelScope] = []
+
+    async def leave_open(_: Actor) -> None:
+        await anyio.lowlevel.checkpoint()
+        if opened == "group":
+            tasks = anyio.create_task_group()
+            await tasks.__aenter__()
+            tasks.start_soon(anyio.sleep_forever)
+            scopes.append(tasks.cancel_scope)
+        else:
+            scopes.append(anyio.CancelScope())
+            scopes[0].__enter__()
+        await anyio.lowlevel.checkpoint()
+        if where == "handler that raises":
+            raise ValueError
+
+    async def start(actor: Actor) -> None:
+        actor.context.start_effect(lambda: leave_open(actor), name="effect")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        log: list[object] = []
+        first = runtime.spawn(lambda: Stopping(log), name="first")
+        second = runtime.spawn(Counter, name="second")
+        await first.tell(Run(start if where == "effect" else leave_open))
+        await settle()
+        gate = await block(second)
+        assert len(runtime._system.pool.workers) <= 2, "they share a worker, or it shows nothing"
+
+        scopes[0].cancel()
+        await settle()
+        gate.set()
+
+        assert await second.ask(Get()) == 0
+        assert await first.ask(Get()) == 0
+        assert log == (["stopped"] if where == "handler that raises" else [])
+    said = [text for text in caplog.messages if "cancel scope left open" in text]
+    by = "effect" if where == "effect" else "first"
+    assert [by in text for text in said] == [True]
 
 
 async def test_what_was_never_started_is_handed_back_inside_the_error() -> None:

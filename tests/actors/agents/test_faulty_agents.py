@@ -16,9 +16,13 @@ from turnkeeper.actors import (
     Conversation,
     Conversations,
     MemoryJournal,
+    ModelRequest,
+    ModelResponse,
     ToolCall,
+    Tools,
     TurnContext,
     agent,
+    tool,
 )
 from turnkeeper.actors.errors import (
     LeaseExpired,
@@ -154,6 +158,60 @@ async def test_a_lease_lost_by_another_owner_fails_a_turn_or_a_call_and_not_its_
         assert end.detail.startswith("LeaseExpired: the owner of conversation another has ended")
         reply = await (await opened["c"].send("tool")).reply()
         assert reply.startswith("LeaseExpired: the owner of conversation another has ended")
+
+
+class LeftOpen:
+    """Leaves scopes open, as code does that breaks out of an async generator within a timeout."""
+
+    def __init__(self) -> None:
+        self._scopes: list[anyio.CancelScope] = []
+
+    async def answer(self) -> str:
+        """Answer."""
+        await anyio.lowlevel.checkpoint()
+        self._scopes.append(anyio.CancelScope())
+        self._scopes[-1].__enter__()
+        return "an answer"
+
+    async def respond(self, *_: object) -> ModelResponse:
+        return ModelResponse(await self.answer())
+
+    async def run(self, _: ActionEvent) -> str:
+        return await self.answer()
+
+    async def run_out(self) -> None:
+        for scope in self._scopes:
+            scope.cancel()
+        await settle()
+
+
+@pytest.mark.parametrize("where", ["agent", "model", "runner", "tool", "tool with a timeout"])
+async def test_a_timeout_that_code_leaves_open_ends_neither_its_turn_nor_another(
+    where: str,
+) -> None:
+    left_open = LeftOpen()
+    plain, timed = Tools(left_open.answer), Tools(tool(timeout_s=1_000)(left_open.answer))
+
+    @agent
+    async def answering(turn: TurnContext) -> None:
+        if where == "agent":
+            await turn.say(await left_open.answer())
+            return
+        if where == "model":
+            request = ModelRequest(await turn.begin_step(), ())
+            await turn.ask(left_open, request)
+        else:
+            runners = {"tool": plain.runner(turn), "tool with a timeout": timed.runner(turn)}
+            run = runners.get(where, left_open.run)
+            [result] = await turn.call_tools([ToolCall("answer")], run)
+            assert getattr(result.event, "content", "") == "an answer"
+        await left_open.run_out()
+        await turn.say("an answer")
+
+    async with conversations(answering) as opened:
+        for name in ("a", "b", "a"):
+            assert await (await opened[name].send("?")).reply() == "an answer"
+            await left_open.run_out()
 
 
 @asynccontextmanager
