@@ -83,11 +83,14 @@ class ConfirmRisky:
 class TooManyIterations(Foreseen, Refused):
     """The turn has used all its model calls; what they did is in the log."""
 
-    def __init__(self, max_iterations: int) -> None:
+    def __init__(self, conversation_id: str, turn_id: str, max_iterations: int) -> None:
         super().__init__(
-            f"no answer after {max_iterations} model calls in this turn; what they did is in the "
-            "log; send another chat message to go on, or allow more with max_iterations"
+            f"no answer after {max_iterations} model calls in turn {turn_id} of conversation "
+            f"{conversation_id}; what they did is in the log; send another chat message to go on, "
+            "or allow more with max_iterations"
         )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
         self.max_iterations = max_iterations
 
 
@@ -122,11 +125,14 @@ class TokensSpent(Foreseen, Refused):
 class EmptyResponse(Refused):
     """The model returned neither text nor calls, twice in a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
-            "the model returned neither text nor calls, and again after it was told so; "
-            "nothing was said; send another chat message"
+            "the model returned neither text nor calls, and again after it was told so, in turn "
+            f"{turn_id} of conversation {conversation_id}; nothing was said; send another chat "
+            "message"
         )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
 
 
 class ToolAgent:
@@ -315,7 +321,7 @@ class _Run:
         agent, turn = self._agent, self._turn
         view = await turn.begin_step()
         if turn.steps >= agent.max_iterations:
-            raise TooManyIterations(agent.max_iterations)
+            raise TooManyIterations(turn.conversation_id, turn.turn_id, agent.max_iterations)
         metrics = turn.metrics
         spent, tokens = metrics.total_cost, metrics.input_tokens + metrics.output_tokens
         if agent.budget is not None and spent >= agent.budget:
@@ -372,7 +378,7 @@ class _Run:
         turn = self._turn
         await turn.finish_step(response.usage)
         if self._was_empty:
-            raise EmptyResponse
+            raise EmptyResponse(turn.conversation_id, turn.turn_id)
         self._was_empty = True
         await turn.remind("Your last response was empty. Answer, or call a tool.")
 

@@ -315,7 +315,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         settings, turn = self._settings, self._turn
         view = await turn.begin_step()
         if turn.steps >= settings.max_iterations:
-            raise TooManyIterations(settings.max_iterations)
+            raise TooManyIterations(turn.conversation_id, turn.turn_id, settings.max_iterations)
         if not view.is_continuation_of(self._begun) or any(
             event.id not in self._own for event in view[len(self._begun) :]
         ):

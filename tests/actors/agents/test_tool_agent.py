@@ -205,10 +205,13 @@ async def test_arguments_have_a_depth_and_digits_that_the_application_sets() -> 
 async def test_after_so_many_model_calls_the_turn_fails_and_the_next_one_goes_on() -> None:
     model = scripted(*[calling("look")] * 3, "Fine.")
     async with serving(ToolAgent(model, [look], max_iterations=3)) as chat:
-        ended = await (await chat.send("go")).end()
+        turn = await chat.send("go")
+        ended = await turn.end()
 
         assert ended.outcome == "failed"
-        assert ended.detail.startswith("TooManyIterations: no answer after 3 model calls")
+        where = f"in turn {turn.turn_id} of conversation {chat.conversation_id};"
+        said = f"TooManyIterations: no answer after 3 model calls {where}"
+        assert ended.detail.startswith(said)
         assert await status_of(chat) == "ERROR"
         assert await log_of(chat) == ["u:go", *["call", "result"] * 3]
         assert await (await chat.send("again")).reply() == "Fine."
@@ -226,9 +229,11 @@ async def test_a_model_that_says_nothing_is_told_so_once(text: str) -> None:
 async def test_a_model_that_goes_on_saying_nothing_fails_the_turn() -> None:
     model = scripted("", "", "not reached")
     async with serving(ToolAgent(model)) as chat:
-        ended = await (await chat.send("go")).end()
+        turn = await chat.send("go")
+        ended = await turn.end()
         assert ended.outcome == "failed"
         assert ended.detail.startswith("EmptyResponse: the model returned neither text nor calls")
+        assert f"in turn {turn.turn_id} of conversation {chat.conversation_id};" in ended.detail
         assert len(model.requests) == 2
 
 
