@@ -15,8 +15,8 @@
    schema, then by `before_call`. If a check raises, the call is refused.
 3. At most `calls_at_once_max` calls of one turn run at a time, and a result has at most
    `result_length_max` characters.
-4. A function that is not async runs in a daemon thread. Timeouts, interrupts and the program's
-   exit do not wait for the thread; what it still returns is dropped.
+4. A function that is not async runs in a daemon thread, a generator too. Timeouts, interrupts and
+   the program's exit do not wait for the thread; what it still returns is dropped.
 
 It does not promise that a call which timed out did not happen: its result says that it may have.
 An async tool that times out is cancelled, and its clean-up is awaited.
@@ -35,6 +35,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from sys import float_info
+from types import GeneratorType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import anyio
@@ -499,11 +500,19 @@ async def call_function(
     if _is_async(function):
         value = function(*args, **kwargs)
     else:
-        value = await ports.blocking(partial(function, *args, **kwargs))
+        value = await ports.blocking(partial(_call_to_the_end, function, *args, **kwargs))
     if not inspect.isawaitable(value):
         return value
     with closing_scopes(str(getattr(function, "__qualname__", function))):
         return await value
+
+
+def _call_to_the_end(function: ToolFunction, /, *args: object, **kwargs: object) -> object:
+    """Call a function that is not async. Run a generator that it returns here, in its thread."""
+    value = function(*args, **kwargs)
+    if not inspect.isawaitable(value) and isinstance(value, GeneratorType):
+        return list(value)
+    return value
 
 
 async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[object]]) -> object:

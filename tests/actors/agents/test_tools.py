@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -340,14 +340,20 @@ async def test_sync_tools_run_in_daemon_threads_and_async_ones_where_the_turn_ru
         here = threading.current_thread()
         return [here is threading.main_thread(), here.daemon]
 
+    def in_generator() -> Iterator[bool]:
+        here = threading.current_thread()
+        yield here is threading.main_thread()
+        yield here.daemon
+
     async def in_task() -> list[bool]:
         await anyio.lowlevel.checkpoint()
         here = threading.current_thread()
         return [here is threading.main_thread(), here.daemon]
 
-    results = await call(Tools(in_thread, in_task), ToolCall("in_thread"), ToolCall("in_task"))
+    tools = Tools(in_thread, in_generator, in_task)
+    results = await call(tools, *map(ToolCall, tools.names))
 
-    assert [result.content for result in results] == ["[false,true]", "[true,false]"]
+    assert [each.content for each in results] == ["[false,true]", "[false,true]", "[true,false]"]
 
 
 class Method:
