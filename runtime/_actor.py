@@ -53,7 +53,7 @@ class Actor(Generic[M]):
     supervision: ClassVar[Supervision] = Supervision()
     """How this actor supervises the children that it spawns."""
 
-    _incarnation: Incarnation  # `bind` sets it, before `on_start`
+    _turnkeeper_life: Incarnation  # `bind` sets it, before `on_start`
 
     @property
     def context(self) -> ActorContext:
@@ -62,7 +62,7 @@ class Actor(Generic[M]):
         It is made for each use. One that stayed would be one more object of each actor at rest for
         the garbage collector to look at.
         """
-        return ActorContext(self._incarnation)
+        return ActorContext(self._turnkeeper_life)
 
     def receive(self, message: M) -> object:
         """Handle one message and return the reply.
@@ -252,7 +252,7 @@ def _ref_to(cell: Cell) -> Ref[Any]:
 def bind(actor: Hooks, life: Incarnation) -> None:
     """Give an actor its incarnation, to which its context belongs."""
     assert isinstance(actor, Actor), f"{life.name} is made by a factory that returns no Actor"
-    actor._incarnation = life  # noqa: SLF001 - of this module
+    actor._turnkeeper_life = life  # noqa: SLF001 - of this module
 
 
 def traits_of(kind: type[Hooks]) -> Traits:

@@ -361,6 +361,20 @@ async def test_an_awaitable_that_a_handler_returns_is_awaited(kind: type[Actor])
         assert await runtime.spawn(kind, name="resident", resident=True).ask(AskIt()) == "awaited"
 
 
+async def test_an_actor_may_have_an_incarnation_of_its_own() -> None:
+    class Avatar(Actor):
+        def __init__(self) -> None:
+            self._incarnation = 1
+
+        def receive(self, _: Get) -> int:
+            self._incarnation += 1
+            assert self.context.name == "avatar"
+            return self._incarnation
+
+    async with Runtime() as runtime:
+        assert await runtime.spawn(Avatar, name="avatar").ask(Get()) == 2
+
+
 class TestCyclesOfAsks:
     async def test_an_actor_that_an_effect_has_spawned_is_found_in_one(self) -> None:
         found: list[AskCycle] = []
