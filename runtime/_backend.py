@@ -667,7 +667,7 @@ class _AsyncioTasks:
 async def persist(wait: Callable[[], Awaitable[T]]) -> T:
     """Await `wait()`, and once more after each native cancellation that no scope asked for.
 
-    For the runtime's own tasks: a library that cancels one of them must not leave its work undone.
+    A library that cancels the task must not leave the work undone. `wait` may be called again.
     """
     while True:
         try:

@@ -7,6 +7,7 @@
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
+   `persist` waits again after such a cancellation.
    `closing_scopes` leaves the cancel scopes that other code has left open.
    `Lateness` counts how late the loop runs what is due.
    `leaves` yields the errors inside a group.
@@ -26,6 +27,7 @@ from ._backend import (
     home_check,
     is_interruption,
     make_bell,
+    persist,
     thread_caller,
 )
 from ._lateness import LATE_BOUNDS_S, Lateness
@@ -49,5 +51,6 @@ __all__ = [
     "is_interruption",
     "leaves",
     "make_bell",
+    "persist",
     "thread_caller",
 ]

@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
@@ -29,6 +30,7 @@ from turnkeeper.runtime.lowlevel import (
     clear_stray_cancellation,
     closing_scopes,
     is_interruption,
+    persist,
 )
 
 from ..core.admission import AdmissionRefused
@@ -507,6 +509,11 @@ class TurnContext:
             # A tool's failure is its result, so these are refusals by the owner. But for rare ones,
             # they are the same for every call of the turn.
             raise failed.exceptions[0] from None
+        for action in actions:
+            if action.id not in results:  # its task was cancelled, and no scope had asked for that
+                said = "no result: its task was cancelled by another; it may have happened"
+                result = ToolResult(said, is_error=True, may_have_happened=True)
+                results[action.id] = await self._log_result(action, result)
         return [results[action.id] for action in actions]
 
     def check_lease(self) -> None:
@@ -527,6 +534,11 @@ class TurnContext:
         # lease. Nothing waits from here to the call of `run`, with which `_result_of` begins.
         self.check_lease()
         result = await self._result_of(action, run)
+        # The call may have cancelled this very task, which would end the other calls.
+        results[action.id] = await persist(partial(self._log_result, action, result))
+
+    async def _log_result(self, action: ActionEvent, result: ToolResult) -> LoggedEvent:
+        """Log a call's result; return that, or the result that the call has already."""
         try:
             try:
                 logged = await self._append(self._observed(action, result))
@@ -535,11 +547,11 @@ class TurnContext:
                 said = f"the call ran, and its result cannot be kept: {error_text(error)}"
                 too_large = ToolResult(said, is_error=True)
                 logged = await self._append(self._observed(action, too_large))
-            results[action.id] = logged[0]
         except AdmissionRefused:
             if (by_hand := await self._owner.find_result(action.tool_call_id)) is None:
                 raise
-            results[action.id] = by_hand
+            return by_hand
+        return logged[0]
 
     async def _result_of(self, action: ActionEvent, run: ToolRunner) -> ToolResult:
         """Run a call; an error that it raises becomes its result."""

@@ -42,7 +42,7 @@ from turnkeeper.runtime import (
     TurnkeeperError,
     Unavailable,
 )
-from turnkeeper.runtime.lowlevel import closing_scopes
+from turnkeeper.runtime.lowlevel import closing_scopes, persist
 
 from ..agents.agent import Agent
 from ..agents.turn_context import TurnContext, is_own_failure
@@ -797,7 +797,7 @@ class ConversationActor(Actor[Command | Query]):
                     "agent failed in a turn that is held", failure, conversation=name, turn=turn_id
                 )
         # If the owner has ended, the failure may be no more than a consequence of that.
-        elif await self._tell_owner(end) and failure is not None:
+        elif await persist(partial(self._tell_owner, end)) and failure is not None:
             log_failure("turn failed", failure, conversation=name, turn=turn_id)
 
     def _is_going_on(self, turn: TurnContext) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -32,6 +33,7 @@ from turnkeeper.actors.events import (
     ActionEvent,
 )
 from turnkeeper.runtime import (
+    Failure,
     TurnkeeperError,
 )
 from turnkeeper.runtime.testing import settle
@@ -158,6 +160,85 @@ async def test_a_lease_lost_by_another_owner_fails_a_turn_or_a_call_and_not_its_
         assert end.detail.startswith("LeaseExpired: the owner of conversation another has ended")
         reply = await (await opened["c"].send("tool")).reply()
         assert reply.startswith("LeaseExpired: the owner of conversation another has ended")
+
+
+def cancel_the_running_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_call_that_cancels_its_own_task_or_that_of_another_ends_no_third(
+    anyio_backend: str,
+) -> None:
+    tasks: dict[str, asyncio.Task[Any]] = {}
+    all_run, may_end = anyio.Event(), anyio.Event()
+
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> str:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks[action.tool_name] = task
+            if action.tool_name == "cancels itself":
+                all_run.set()
+            await all_run.wait()
+            if action.tool_name == "cancels itself":
+                task.cancel()
+            elif action.tool_name == "cancels another":
+                tasks["is cancelled"].cancel()
+            else:
+                await may_end.wait()
+            return "done"
+
+        names = ("is cancelled", "goes on", "cancels another", "cancels itself")
+        results = await turn.call_tools([ToolCall(name) for name in names], run)
+        await turn.say(", ".join(getattr(one.event, "content", "") for one in results))
+
+    async with verified(calling, journal=MemoryJournal()) as opened:
+        turn = await opened["c"].send("?")
+        await settle()
+        may_end.set()
+        assert await turn.reply() == "CancelledError: , done, done, done"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+# asyncio's: the coroutine of a task that is cancelled before its first step is never awaited.
+@pytest.mark.filterwarnings("ignore:.*_run_call:pytest.PytestUnraisableExceptionWarning")
+async def test_a_call_that_was_cancelled_before_it_began_has_a_result(anyio_backend: str) -> None:
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> str:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                if "_run_call" in task.get_name():
+                    task.cancel()
+            return "done"
+
+        results = await turn.call_tools([ToolCall("first"), ToolCall("second")], run)
+        await turn.say(", ".join(getattr(one.event, "content", "") for one in results))
+
+    async with verified(calling, journal=MemoryJournal()) as opened:
+        first, second = (await (await opened["c"].send("?")).reply()).split(", ")
+        assert first == "done"
+        assert second.startswith("no result: its task was cancelled by another")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_agent_that_cancels_its_own_task_and_returns_has_completed_its_turn(
+    anyio_backend: str,
+) -> None:
+    @agent
+    async def cancelling(turn: TurnContext) -> None:
+        await turn.say("done")
+        cancel_the_running_task()
+
+    async with verified(cancelling, journal=MemoryJournal()) as opened:
+        with opened.runtime.events.subscribe(Failure) as failures:
+            for _ in range(7):  # more often than an actor may fail
+                assert await (await opened["c"].send("?")).reply() == "done"
+            await settle()
+        assert [failure async for failure in failures] == []
 
 
 class LeftOpen:
