@@ -818,7 +818,8 @@ class ConversationActor(Actor[Command | Query]):
                 self._is_condensing_hard = need == "hard"
                 if need is None:
                     return
-                proposal = await condenser.propose(shown, need)
+                with closing_scopes(type(condenser).__name__):
+                    proposal = await condenser.propose(shown, need)
                 if not isinstance(proposal, Proposal | None):
                     raise TypeError(f"its proposal is {a_type(proposal)}")
             except BaseException as error:
@@ -829,7 +830,8 @@ class ConversationActor(Actor[Command | Query]):
                     self._condenser_rests_with = shown
                     return
                 proposal = None
-            is_progress = await self._tell_owner(Propose(epoch, proposal, shown, need))
+            propose = partial(self._tell_owner, Propose(epoch, proposal, shown, need))
+            is_progress = await persist(propose)
             if is_progress is None:
                 return
             if not is_progress and self.view.is_unchanged_since(shown):

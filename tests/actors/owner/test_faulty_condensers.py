@@ -27,6 +27,8 @@ from turnkeeper.actors.events import (
     CondensationEvent,
     ObservationEvent,
 )
+from turnkeeper.runtime import Failure
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +98,37 @@ async def test_a_condenser_that_raises_is_recorded_and_stops_no_turn(
             assert await (await chat.send(text)).reply() == f"a({text})"
 
         assert "conversation_error" in await log_of(chat, all_kinds=True)
+
+
+class Untidy(RollingCondenser):
+    """Leaves its task about to be cancelled."""
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        if (task := running_asyncio_task()) is not None:
+            task.cancel()
+        scope = anyio.CancelScope()
+        scope.__enter__()
+        scope.cancel()
+        return await super().propose(view, need)
+
+
+def running_asyncio_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def test_a_condenser_that_cancels_its_own_task_condenses_and_ends_no_owner() -> None:
+    condenser = Untidy(max_size=6, keep_first=1)
+    async with verified(echo, journal=MemoryJournal(), condenser=condenser) as conversations:
+        with conversations.runtime.events.subscribe(Failure) as failures:
+            chat = conversations["c"]
+            for text in "ABCDEFG":
+                assert await (await chat.send(text)).reply() == text
+            await settle()
+            assert "condensation" in await kinds(chat)
+        assert [failure async for failure in failures] == []
 
 
 async def kinds(conversation: Conversation) -> list[str]:
