@@ -189,6 +189,8 @@ class TurnContext:
         self._asked: StepRequest | None = None
         """The newest request to a model; the end of the step names it."""
         self._response_id: str | None = None
+        self._write: Callable[[str], Awaitable[None]] | None = None
+        """The newest writer, the only one that may write."""
 
     @property
     def is_held(self) -> bool:
@@ -369,13 +371,16 @@ class TurnContext:
         Readers that follow the turn see the pieces live. The pieces are not durable: `say` or
         `propose_calls` logs the answer. An interrupt before that logs the pieces so far, marked as
         interrupted; if the process dies, they are lost. If they get longer than
-        `answer_length_max`, the owner fails the turn.
+        `answer_length_max`, the owner fails the turn. Once another writer has begun, this one
+        raises `InvalidInput`: a model call that was given up may still be writing.
         """
         is_first = True
 
         async def write(piece: str) -> None:
             nonlocal is_first
             self._check_going_on()
+            if self._write is not write:
+                raise InvalidInput("a newer writer has begun the answer anew; use that one")
             stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
             is_first = False
             if not self._owner.take_piece(stream):
@@ -384,6 +389,7 @@ class TurnContext:
             # interrupt from arriving.
             await anyio.lowlevel.checkpoint()
 
+        self._write = write
         return write
 
     async def stream(self, chunks: AsyncIterable[str]) -> LoggedEvent:

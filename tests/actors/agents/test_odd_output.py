@@ -105,6 +105,28 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+async def test_a_model_call_that_was_given_up_does_not_write_into_the_next_answer() -> None:
+    written, heard = anyio.Event(), list[str]()
+
+    @agent
+    async def asking(turn: TurnContext) -> None:
+        given_up, write = turn.writer(), turn.writer()
+        await write("good ")
+        try:
+            await given_up("late")
+        except InvalidInput as error:
+            heard.append(str(error))
+        written.set()
+        await anyio.sleep_forever()
+
+    async with conversations(asking) as opened:
+        turn = await opened["it"].send("?")
+        await written.wait()
+        await turn.cancel()
+        assert (await turn.end()).reply == "good "
+    assert heard == ["a newer writer has begun the answer anew; use that one"]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
