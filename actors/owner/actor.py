@@ -272,9 +272,12 @@ class ConversationActor(Actor[Command | Query]):
             self._start_effects(batch, has_written=bool(records))
         except Exception as error:
             failure = self._lost_or(error)
-            for one in batch:
-                if one.delivery is not None:
-                    one.delivery.fail(failure)
+            # The runtime answers any other error, which a watcher or a journal of the application
+            # may raise, with `ActorFailed`: the events may have been written by then.
+            if isinstance(failure, TurnkeeperError):
+                for one in batch:
+                    if one.delivery is not None:
+                        one.delivery.fail(failure)
             if batch and batch[0].delivery is not None:
                 self._raise_if_refused(failure)
             if failure is not error:
@@ -694,8 +697,9 @@ class ConversationActor(Actor[Command | Query]):
                 else:
                     await self._run(taken)
         except Exception as error:
-            for delivery in deliveries:
-                delivery.fail(error)
+            if isinstance(error, TurnkeeperError):  # as in `_run`
+                for delivery in deliveries:
+                    delivery.fail(error)
             self._raise_if_refused(error)
             raise
 

@@ -18,6 +18,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.agents.watcher import NoWatcher
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.commands import Append as AppendCommand
 from turnkeeper.actors.core.commands import AppendAll
@@ -25,12 +26,20 @@ from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, NotAppendable
 from turnkeeper.actors.events import (
     ActionEvent,
+    LoggedEvent,
     ObservationEvent,
     TurnStartedEvent,
     UserMessageEvent,
 )
 from turnkeeper.actors.journal import Claim, Record
-from turnkeeper.runtime import Failure, InvariantViolation, OwnershipLost, Runtime, Unavailable
+from turnkeeper.runtime import (
+    ActorFailed,
+    Failure,
+    InvariantViolation,
+    OwnershipLost,
+    Runtime,
+    Unavailable,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -416,3 +425,32 @@ async def test_an_event_goes_into_the_log_as_it_was_written_when_it_was_checked(
     assert one.written is journal.payloads[0]
     assert [other.written for other in others] == journal.payloads[1:3]
     assert all(map(is_, together.written, journal.payloads[3:]))
+
+
+class Raising(NoWatcher):
+    def committed(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
+        raise ValueError(conversation_id)
+
+
+async def test_an_error_of_a_watcher_after_a_commit_is_an_unknown_outcome_for_all_callers() -> None:
+    call = ActionEvent(tool_call_id="1", tool_name="look", llm_response_id="r")
+    result = ObservationEvent(tool_call_id="1", content="seen")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="?"))
+
+        async def park() -> None:
+            with pytest.raises(ActorFailed):
+                await chat.append(result, park=True)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(park)
+            await settle()
+            conversations.watch(Raising())
+            with pytest.raises(ActorFailed) as caught:
+                await chat.append(call)
+        assert isinstance(caught.value.__cause__, ValueError)
+
+        conversations.watch(NoWatcher())
+        assert await chat.append(call) == Duplicate(2)
+        assert await chat.append(result) == Duplicate(3)
