@@ -31,7 +31,10 @@ class ActorState:
     state: str
     mailbox_depth: int
     oldest_s: float
-    """How long the oldest message has been waiting, in seconds."""
+    """How long the oldest message has been waiting, in seconds.
+
+    Tells that follow one another before any actor runs, up to 32, share the age of the first.
+    """
     handled: int
     failed: int
     restarts: int

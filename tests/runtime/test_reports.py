@@ -271,6 +271,28 @@ async def test_the_tree_shows_what_every_actor_is_doing() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("resident", [False, True])
+async def test_a_tell_has_the_age_of_no_tell_that_came_before_an_actor_ran(
+    *, resident: bool
+) -> None:
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports()) as runtime:
+        counter = runtime.spawn(Counter, name="counter", resident=resident)
+        await counter.tell(Add())
+        await settle()
+        await clock.advance(5.0)
+        gate = await block(counter)
+        await clock.advance(5.0)
+
+        await counter.tell(Add())
+        await clock.advance(1.0)
+
+        (state,) = runtime.tree().actors
+        gate.set()
+    assert (state.mailbox_depth, state.oldest_s) == (1, 1.0)
+
+
+@pytest.mark.anyio
 async def test_the_tree_is_printed_by_rich() -> None:
     from rich.console import Console
 
