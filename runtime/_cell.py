@@ -415,12 +415,8 @@ class Cell(Mailbox):
             spare.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        if self.directory is not None:
-            life = self.life
-            if life is not None:
-                life.drop_context(self.base_context)
-            if life is None or life.is_quiet:
-                self.directory.note_resting(self)
+        if self.directory is not None and self.is_quiet:
+            self._become_idle(self.directory)
         if self.system.is_closing:
             self.close_short_way()
             self.system.note_done(self)
@@ -989,7 +985,12 @@ class Cell(Mailbox):
     def note_if_idle(self) -> None:
         """Tell the region if the actor has become idle."""
         if self.directory is not None and self.is_idle:
-            self.directory.note_resting(self)
+            self._become_idle(self.directory)
+
+    def _become_idle(self, directory: Directory) -> None:
+        if self.life is not None:
+            self.life.drop_context(self.base_context)
+        directory.note_resting(self)
 
     # --- bounds on user code ---------------------------------------------------------------------
 

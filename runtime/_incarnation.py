@@ -124,7 +124,7 @@ class Incarnation:
         return context
 
     def drop_context(self, base: Context) -> None:
-        """Drop the context of an actor at rest, unless one of its variables differs from `base`.
+        """Drop the context of an idle actor, unless one of its variables differs from `base`.
 
         The next message makes another one. For most actors this leaves the garbage collector three
         objects less to look at.

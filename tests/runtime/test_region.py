@@ -29,6 +29,7 @@ from turnkeeper.runtime import (
     Unavailable,
     add_actor,
 )
+from turnkeeper.runtime._incarnation import Incarnation
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
 from .actors import Add, Counter, Fail, Get, Run, block
@@ -477,6 +478,27 @@ async def test_an_actor_that_has_rested_is_known_as_the_one_that_runs() -> None:
         await region["a"].ask(Get())
         await settle()
         assert await region["a"].ask(Run(look)) == "counters/a"
+
+
+async def test_an_actor_drops_its_context_once_all_that_it_started_has_ended() -> None:
+    gate = anyio.Event()
+    lives: list[Incarnation] = []
+
+    async def start(actor: Actor) -> None:
+        lives.append(actor.context._life)
+        actor.context.start_effect(gate.wait, name="waits")
+
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        await region["a"].ask(Run(start))
+        await settle()
+        (life,) = lives
+        assert life._context is not None
+
+        gate.set()
+        await settle()
+
+        assert life._context is None
 
 
 async def test_a_resident_region_keeps_a_task_for_each_active_key() -> None:
