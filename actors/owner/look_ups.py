@@ -41,7 +41,9 @@ __all__ = ["find_events", "look_up", "look_up_in_batch", "may_be_known", "note_d
 
 
 def may_be_known(command: Command | Query, event_id_max: str) -> bool:
-    """True unless the command only appends an event that must be new, as most do."""
+    """True unless the command names nothing, or only an event that must be new, as most do."""
+    if not isinstance(command, FromOutside):
+        return False  # owners and agents make the ids of what they write
     if not isinstance(command, Append) or command.expected is not None:
         return True
     event = command.event
