@@ -354,7 +354,10 @@ class Cell(Mailbox):
         elif self.suspended is not None:
             return self._resume(self.suspended)
         elif self.phase is LIVE:
-            outcome = self._run_slice()
+            life = self.life
+            assert life is not None, f"{self.name} is live without an incarnation"
+            run = run_batch if self.traits.is_batching else run_slice
+            outcome = life.context.run(run, self, life)
         elif self.ending is not None:
             return self._continue_clean_up(self.ending)
         elif self.control and isinstance(order := self.control[0], Order):
@@ -372,11 +375,6 @@ class Cell(Mailbox):
         if outcome is UNATTENDED:
             return False
         return self._follow_up(outcome)
-
-    def _run_slice(self) -> Outcome:
-        life = self.life
-        assert life is not None, f"{self.name} is live without an incarnation"
-        return life.context.run(run_batch if self.traits.is_batching else run_slice, self)
 
     def _resume(self, suspended: SuspendedHandler) -> Step:
         """Step a handler whose one-shot is set; if it is not set, have a worker wait for it."""

@@ -227,9 +227,10 @@ class Ref(Generic[M_contra]):
 
     def _handle_here(self, cell: Cell) -> None:
         """Run the handler, which is a `def`, in the asker's own stack: the actor is at rest."""
-        assert cell.life is not None, f"{cell.name} was started without an incarnation"
+        life = cell.life
+        assert life is not None, f"{cell.name} was started without an incarnation"
         try:
-            outcome = cell.life.context.run(run_slice, cell)
+            outcome = life.context.run(run_slice, cell, life)
         except BaseException:
             cell.submit()
             raise

@@ -17,6 +17,7 @@ from .errors import Refused
 
 if TYPE_CHECKING:
     from ._cell import Cell
+    from ._incarnation import Incarnation
 
 __all__ = [
     "EMPTY",
@@ -68,10 +69,10 @@ class Outcome(Enum):
 EMPTY, SPENT, SUSPENDED, UNATTENDED, FAILED, ORDERED = Outcome
 
 
-def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, without calls
-    """Handle the messages that wait, one after the other."""
-    life = cell.life
-    assert life is not None, f"{cell.name} has a slice before it was started"
+def run_slice(  # noqa: C901 - one path, on one screen, without calls
+    cell: Cell, life: Incarnation
+) -> Outcome:
+    """Handle the messages that wait, one after the other. `life` is the cell's incarnation."""
     actor = life.actor
     assert actor is not None, f"{cell.name} has a slice before it was made"
     receive = actor.receive
@@ -160,10 +161,10 @@ def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
             stats.recent.append(((ended - began) / handled, handled))
 
 
-def run_batch(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, without calls
-    """Hand over the messages that wait, at most `batch_max` at once."""
-    life = cell.life
-    assert life is not None, f"{cell.name} has a slice before it was started"
+def run_batch(  # noqa: C901 - one path, on one screen, without calls
+    cell: Cell, life: Incarnation
+) -> Outcome:
+    """Hand over the messages that wait, at most `batch_max` at once, as `run_slice` does."""
     actor = life.actor
     assert actor is not None, f"{cell.name} has a slice before it was made"
     mail = cell.mail  # the same lane for as long as the actor is not at rest
