@@ -11,6 +11,7 @@ The decisions on commands about turns are in `turn_rules.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from ..errors import (
     ConversationNotFound,
@@ -63,7 +64,14 @@ from .commands import (
 )
 from .condensation import CondensationPlan, check_proposal, make_room
 from .state import Folded
-from .turn_rules import add_error, add_owner, begin_log, decide_turn, is_chat_message
+from .turn_rules import (
+    TurnCommand,
+    add_error,
+    add_owner,
+    begin_log,
+    decide_turn,
+    is_chat_message,
+)
 from .view import SUMMARY_SUFFIX, View
 from .working_state import Decision, Draft, Stamp, WorkingState
 
@@ -83,36 +91,56 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
     """Return the decision on this command in this state. Raises a `Refused` if it is refused."""
     if isinstance(command, FromOutside) and command.expected is not None:
         _check_expected(working, command.expected, stamp)
+    # The commonest come first: a class that does not match costs as much as a call.
+    if isinstance(command, Append):
+        decision = _append(working, command, stamp)
+    elif isinstance(command, TurnCommand):
+        decision = decide_turn(working, command, stamp)
+    else:
+        decision = _decide_other(working, command, stamp)
+    if decision.events:
+        _check_each(working, decision.events)
+        violation = working.state.admission.check(decision.events)
+        if violation is not None:
+            raise AdmissionRefused(working.conversation_id, violation)
+    return decision
+
+
+def _decide_other(
+    working: WorkingState,
+    command: AppendAll
+    | Change
+    | Retract
+    | Undo
+    | Propose
+    | ProposeFailed
+    | Delete
+    | DropOverdue
+    | Query,
+    stamp: Stamp,
+) -> Decision:
     match command:
-        case Append():
-            decision = _append(working, command, stamp)
         case AppendAll():
-            decision = _append_all(working, command, stamp)
+            return _append_all(working, command, stamp)
         case Change():
-            decision = _change(working, command, stamp)
+            return _change(working, command, stamp)
         case Retract():
-            decision = _retract(working, command, stamp)
+            return _retract(working, command, stamp)
         case Undo():
-            decision = _undo(working, command, stamp)
+            return _undo(working, command, stamp)
         case Propose():
-            decision = _propose(working, command, stamp)
+            return _propose(working, command, stamp)
         case ProposeFailed():
             draft = Draft(working, stamp)
             if command.epoch == working.epoch:
                 add_error(draft, None, command.error, command.detail)
-            decision = draft.decision()
+            return draft.decision()
         case GetView():
-            decision = Decision(reply=working.state.view)
+            return Decision(reply=working.state.view)
         case Delete() | DropOverdue():
-            decision = Decision()  # the actor carries these out itself
+            return Decision()  # the actor carries these out itself
         case _:
-            decision = decide_turn(working, command, stamp)
-    if decision.events:
-        _check_each(working, decision.events)
-    violation = working.state.admission.check(decision.events)
-    if violation is not None:
-        raise AdmissionRefused(working.conversation_id, violation)
-    return decision
+            assert_never(command)
 
 
 def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> None:
@@ -159,11 +187,11 @@ def _check_is_no_summary(working: WorkingState, event_id: str) -> None:
 
 
 def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
-    event = command.event
-    known = working.find_event(event.id, stamp)
+    event, event_id = command.event, command.event.id
+    known = working.find_event(event_id, stamp)
     if known is not None:
         if known.event != event:
-            raise EventIdConflict(working.conversation_id, {event.id: known.seq})
+            raise EventIdConflict(working.conversation_id, {event_id: known.seq})
         return Decision(reply=Duplicate(known.seq))
     if not isinstance(event, _APPENDABLE):
         raise NotAppendable(working.conversation_id, type(event).__name__)
@@ -178,7 +206,7 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
                 raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
     _check_leaves_turn_alone(working, (event,))
     if seq := working.state.seq:  # the log has begun, so no first events go with this one
-        return Decision((event,), Appended(seq + 1), written={event.id: command.written})
+        return Decision((event,), Appended(seq + 1), written={event_id: command.written})
     draft = Draft(working, stamp)
     _begin_log_before(draft, event, command.expected)
     draft.extend((event,), (command.written,))
