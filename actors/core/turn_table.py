@@ -205,6 +205,10 @@ class TurnTable:
         seqs = {a.seq for call, a in self.answers.items() if call in tool_call_ids}
         return {call: a.is_confirmed for call, a in self.answers.items() if {a.seq} == seqs}
 
+    def may_know(self, message_id: str) -> bool:
+        """True if the log may have this message id."""
+        return message_id in self._known or self.may_have_forgotten(message_id)
+
     def may_have_forgotten(self, message_id: str) -> bool:
         """True if the log may have this message id although `find` does not.
 

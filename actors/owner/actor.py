@@ -244,7 +244,7 @@ class ConversationActor(Actor[Command | Query]):
         try:
             # Before the decisions, which do not wait: find the ids that memory no longer has.
             for taken in batch:
-                if may_be_known(taken.command, self._working.state.event_id_max):
+                if may_be_known(taken.command, self._working.state):
                     await look_up(taken, self._working, self._setup.journal)
 
             # 2. Decide. Commands that were parked or held are no longer in `batch`, and parked
@@ -533,9 +533,11 @@ class ConversationActor(Actor[Command | Query]):
         self.recently_seen = state.recently_seen
         self.metrics = state.metrics
         self.steps = state.iteration
-        self._is_step_held = turns.waits_for is not None or any(
-            waiting.steers == running.turn_id for waiting in turns.queued.values()
-        )
+        self._is_step_held = turns.waits_for is not None
+        if turns.queued and not self._is_step_held:
+            self._is_step_held = any(
+                waiting.steers == running.turn_id for waiting in turns.queued.values()
+            )
 
     # --- 5. start effects ------------------------------------------------------------------------
 

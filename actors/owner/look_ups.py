@@ -21,6 +21,7 @@ from turnkeeper.runtime import InvariantViolation
 
 from ..core.commands import Answer, Append, AppendAll, Change, Command, FromOutside, Query, Send
 from ..core.records import decode_record
+from ..core.state import Folded
 from ..core.turn_table import KnownMessage
 from ..core.working_state import WorkingState
 from ..errors import ConversationNotFound
@@ -40,14 +41,19 @@ from .batch import Taken, events_of
 __all__ = ["find_events", "look_up", "look_up_in_batch", "may_be_known", "note_decided"]
 
 
-def may_be_known(command: Command | Query, event_id_max: str) -> bool:
-    """True unless the command names nothing, or only an event that must be new, as most do."""
+def may_be_known(command: Command | Query, state: Folded) -> bool:
+    """True unless the command names nothing, or only what must be new, as most do."""
     if not isinstance(command, FromOutside):
         return False  # owners and agents make the ids of what they write
-    if not isinstance(command, Append) or command.expected is not None:
+    if command.expected is not None:
+        return True
+    if isinstance(command, Send):
+        names_events = command.event_id is not None or command.replaces is not None
+        return names_events or state.turns.may_know(command.message_id)
+    if not isinstance(command, Append):
         return True
     event = command.event
-    if event.id <= event_id_max:  # ids rise, so a new event's is greater
+    if event.id <= state.event_id_max:  # ids rise, so a new event's is greater
         return True
     return (
         event.kind == "user_message"
