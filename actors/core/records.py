@@ -52,13 +52,13 @@ def encode_record(event: Event, written: bytes | None = None) -> Record:
 
     A message id goes with the first event that carries it.
     """
-    message_id = None
-    if event.kind in _CHAT_KINDS and (
+    message_id, kind = None, event.kind  # pydantic makes reading a field slow
+    if kind in _CHAT_KINDS and (
         (isinstance(event, UserMessageEvent) and event.queued_event_id is None)
         or (isinstance(event, MessageQueuedEvent) and not event.queued_again)
     ):
         message_id = event.message_id
-    return Record(event.id, event.kind, written or encode_event(event), message_id)
+    return Record(event.id, kind, written or encode_event(event), message_id)
 
 
 def decode_record(conversation_id: str, record: StoredRecord) -> LoggedEvent:
