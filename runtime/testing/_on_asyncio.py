@@ -228,7 +228,7 @@ class AsyncioScheduler(Scheduler[_Lane]):
         if not self._ready:
             return None
         try:
-            lane = self._take()
+            lane = next(self._takes)
         except Exception as error:
             self._failed(error)
             raise

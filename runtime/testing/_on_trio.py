@@ -153,8 +153,6 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._runq: deque[trio.lowlevel.Task] = deque()
         self._calls: Sized = ()
         self._idempotent_calls: Sized = ()
-        self._deadlines: Any = None
-        self._next_deadline: Callable[[], float] = lambda: math.inf
         self._places: list[trio.lowlevel.Task] = []
         """The batch that trio goes through: trio steps each task that is put here."""
         self._error: Exception | None = None
@@ -263,12 +261,10 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     def _meet(self, runner: Any) -> None:  # noqa: ANN401 - trio's own
         """Keep the parts of trio's runner that each step needs, and set the hook after steps."""
         self._runner = runner
-        runner.instruments = _Instruments(self._after_task_step)
         self._runq = runner.runq
         self._calls = runner.entry_queue.queue
         self._idempotent_calls = runner.entry_queue.idempotent_queue
-        self._deadlines = runner.deadlines
-        self._next_deadline = runner.deadlines.next_deadline
+        runner.instruments = _Instruments(self._after_step())
 
     def random(self) -> float:
         """Return any number: trio does not use it while the flag is set."""
@@ -281,50 +277,60 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
 
     # --- trio's instrument -----------------------------------------------------------------------
 
-    def _after_task_step(self, hook: str, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's
-        """Put the next task into the batch, unless trio has to do something else first."""
-        # This runs after every step: it avoids calls and look-ups at the price of some length.
-        ready = self._ready
-        if self._is_over:
-            self._give_back()
-            self._ready = []
-            return
-        new = self._runq
-        if self._calls or self._idempotent_calls:
-            ready += sorted(new, key=_age)
-            new.clear()
-            self._give_back()
-            return
-        if not new and not ready and not self._runner.waiting_for_idle:
-            # One of our own sleepers is due next: trio need not look for I/O before the jump.
-            due = self._next_wake_up()
-            if due < self._next_deadline():
-                self._jump(due)
-        if new:
-            if len(new) == 1:
-                ready.append(new.popleft())
-            else:
-                ready += sorted(new, key=_age)
+    def _after_step(self) -> Callable[[str, trio.lowlevel.Task], None]:
+        """Return the hook that puts the next task into the batch.
+
+        It leaves the batch empty if trio has to do something else first.
+        """
+        # The hook runs after every step. So it avoids calls, and keeps what stays the same in a
+        # run, at the price of some length.
+        runner, takes = self._runner, self._takes
+        ready, new, deadlines = self._ready, self._runq, runner.deadlines
+        next_deadline = deadlines.next_deadline
+        calls, idempotent_calls = self._calls, self._idempotent_calls
+
+        def place_next(_hook: str, _task: trio.lowlevel.Task) -> None:
+            if self._is_over:
+                new.extend(ready)
+                ready.clear()
+                return
+            if calls or idempotent_calls:
+                ready.extend(sorted(new, key=_age))
                 new.clear()
-        if ready:
-            scopes = self._deadlines._heap  # noqa: SLF001 - found above; trio replaces the list
-            # The first may belong to a scope that has ended: `next_deadline` drops it.
-            now = self._now
-            if not scopes or scopes[0][0] > now or self._next_deadline() > now:
-                try:
-                    chosen = self._take()
-                except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
-                    self._failed(error)
-                    self._error = error
+                self._give_back()
+                return
+            if not new and not ready and not runner.waiting_for_idle:
+                # One of our own sleepers is due next: trio need not look for I/O before the jump.
+                due = self._next_wake_up()
+                if due < next_deadline():
+                    self._jump(due)
+            if new:
+                if len(new) == 1:
+                    ready.append(new.popleft())
                 else:
-                    if chosen is not None:
-                        self._places.append(chosen)
-                        return
-        self._give_back()
+                    ready.extend(sorted(new, key=_age))
+                    new.clear()
+            if ready:
+                scopes = deadlines._heap  # noqa: SLF001 - found above; trio replaces the list
+                # The first may belong to a scope that has ended: `next_deadline` drops it.
+                now = self._now
+                if not scopes or scopes[0][0] > now or next_deadline() > now:
+                    try:
+                        chosen = next(takes)
+                    except Exception as error:  # noqa: BLE001 - trio drops it; `shuffle` raises it
+                        self._failed(error)
+                        self._error = error
+                    else:
+                        if chosen is not None:
+                            self._places.append(chosen)
+                            return
+            self._give_back()
+
+        return place_next
 
     def _place_next(self) -> None:
         try:
-            task = self._take()
+            task = next(self._takes)
         except Exception as error:
             self._give_back()
             self._failed(error)

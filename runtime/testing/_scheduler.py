@@ -112,8 +112,7 @@ class Scheduler(ABC, Generic[Entry]):
         code it runs. The number stands for the entry in the trace.
         """
         self._takes = self._taken()
-        self._take: Callable[[], Entry | None] = self._takes.__next__
-        """Takes the entry that runs next out of `_ready`; None if none of them may run."""
+        """Each takes the entry that runs next out of `_ready`; None if none of them may run."""
         self._scope: anyio.CancelScope | None = None
         self._is_over = False
         self._clean_up_steps = 0
@@ -235,7 +234,7 @@ class Scheduler(ABC, Generic[Entry]):
     # --- one step --------------------------------------------------------------------------------
 
     def _taken(self) -> Generator[Entry | None]:
-        """Yield the entry that runs next, before each step; see `_take`."""
+        """Yield the entry that runs next, before each step; see `_takes`."""
         # This runs before every step. So it keeps what stays the same in a run, and avoids calls.
         simulation = self.simulation
         assert simulation is not None, "a scheduler takes steps inside a run"
