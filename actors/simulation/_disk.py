@@ -258,7 +258,10 @@ class SimulatedJournal(MemoryJournal):
         else:
             # The disk's own task: it goes on when its caller is gone.
             simulation.start_soon(self._write, fault, do, answer)
-        result = await answer.wait()
+        try:
+            result = await answer.wait()
+        finally:
+            answer.error = None  # its traceback refers to `_write`, which refers to the answer
         if fault == "crash_after":
             await self.node.die()
         if fault in ("unheard", "broken"):

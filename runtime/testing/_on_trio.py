@@ -197,6 +197,13 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         super().begin(scope)
         self._park = parking()
 
+    def forget(self) -> None:
+        super().forget()
+        self._sleepers.clear()
+        if self._runner is not None:
+            self._runner.instruments = {}  # the hook there refers to the runner
+            self._runner = None
+
     def scope(self, seconds: float = math.inf) -> Scope:
         """Return a scope of trio's; one of anyio's wraps it, and costs more."""
         return trio.CancelScope(deadline=self._now + seconds)

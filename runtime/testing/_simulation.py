@@ -291,7 +291,8 @@ class Node:
             except Exception as error:  # noqa: BLE001 - carried to the caller
                 answer.fail(error)
             finally:
-                answer.fail(NodeCrashed(self.name))
+                if not answer.is_done:
+                    answer.fail(NodeCrashed(self.name))
 
         def give_up() -> None:
             answer.fail(NotAnswered(f"{self.name} has not answered in {limit_s} s"))
@@ -306,6 +307,7 @@ class Node:
                 alarm.cancel()
             if not answer.is_done or isinstance(answer.error, NotAnswered):
                 scope.cancel()
+            answer.error = None  # its traceback refers to `serve`, which refers to the answer
 
     def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a function beside the main one; it is cancelled when that ends."""
