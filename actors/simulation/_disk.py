@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from math import inf, nextafter
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
@@ -436,9 +436,16 @@ def drawn_wait(
 ) -> float:
     """Draw how long to `linger`, in seconds; mostly 0."""
     tape = simulation.tape
-    if not tape.chance(f"{label} waits", probability):
+    waits, waits_for = _labels_of(label)
+    if not tape.chance(waits, probability):
         return 0.0
-    return seconds_max * (1 + tape.draw(f"{label} waits for", 100)) / 100
+    return seconds_max * (1 + tape.draw(waits_for, 100)) / 100
+
+
+@cache
+def _labels_of(label: str) -> tuple[str, str]:
+    """Return the labels of a wait: if there is one, and for how long."""
+    return f"{label} waits", f"{label} waits for"
 
 
 def owner_of(store: MemoryStore, conversation_id: str) -> SimulatedJournal | None:

@@ -334,14 +334,17 @@ class Scheduler(ABC, Generic[Entry]):
         if tape.is_played or policy == "random":
             return tape.choosing("task")
         preferred = self._by_priority if policy == "pct" else self._by_batch
-        return lambda ready: tape.draw("task", len(ready), preferred(ready))
+        return tape.choosing("task", preferred)
 
     def _by_priority(self, ready: list[Entry]) -> int:
         priorities = self._priorities
-        for entry in ready:
-            if entry not in priorities:
-                priorities[entry] = self._tape.random.random()
-        chosen = max(ready, key=priorities.__getitem__)
+        try:
+            chosen = max(ready, key=priorities.__getitem__)
+        except KeyError:
+            for entry in ready:
+                if entry not in priorities:
+                    priorities[entry] = self._tape.random.random()
+            chosen = max(ready, key=priorities.__getitem__)
         self._in_a_row = self._in_a_row + 1 if chosen is self._last else 0
         self._last = chosen
         if self.steps in self._changes or self._in_a_row >= _PCT_RUN_MAX:

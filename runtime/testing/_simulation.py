@@ -175,7 +175,7 @@ class Node:
         self._clock_rate = clock_rate
         self.held: list[Any] = []  # Any: entries of the backend's scheduler
         self._tasks: Tasks | None = None
-        self._scope = anyio.CancelScope()
+        self._scope = simulation.scheduler.scope()
         self._calls: dict[OneShot[Any], None] = {}  # Any: each call has its own kind of answer
         self._over: list[OneShot[None]] = []
         drawn = simulation.tape.draw("node.random", 1 << 16)
@@ -395,6 +395,8 @@ class Simulation:
     ) -> None:
         self.tape = tape
         self.scheduler = scheduler
+        self.now: Callable[[], float] = scheduler.now
+        """Returns the virtual seconds since the beginning."""
         self.marks: Counter[str] = Counter()
         self.nodes: dict[str, Node] = {}
         """The newest incarnation of each node, by name."""
@@ -494,10 +496,6 @@ class Simulation:
     @property
     def steps(self) -> int:
         return self.scheduler.steps
-
-    def now(self) -> float:
-        """Return the virtual seconds since the beginning."""
-        return self.scheduler.now()
 
     def mark(self, name: str) -> None:
         """Count that this place was reached. A campaign can require that some run reaches it."""

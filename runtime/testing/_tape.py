@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 __all__ = ["Tape"]
+
+T = TypeVar("T")
 
 
 class Tape:
@@ -63,17 +66,22 @@ class Tape:
         stream.append(value)
         return value
 
-    def choosing(self, label: str) -> Callable[[Sized], int]:
+    def choosing(
+        self, label: str, prefer: Callable[[list[T]], int] | None = None
+    ) -> Callable[[list[T]], int]:
         """Return a function that draws the place of one of two or more, as `draw` does.
 
-        For decisions of one label that are drawn again and again.
+        For decisions of one label that are drawn again and again. In a run from a seed, `prefer`
+        returns the decision; without it all are equally likely.
         """
         if not self._is_fresh:
-            return lambda options: self.draw(label, len(options))
+            if prefer is None:
+                return lambda options: self.draw(label, len(options))
+            return lambda options: self.draw(label, len(options), prefer(options))
         number, noted = self._number, self.streams.setdefault(label, []).append
 
-        def choose(options: Sized) -> int:
-            place = int(number() * len(options))
+        def choose(options: list[T]) -> int:
+            place = int(number() * len(options)) if prefer is None else prefer(options)
             noted(place)
             return place
 
