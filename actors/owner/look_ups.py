@@ -113,6 +113,8 @@ async def find_events(
     Raises `ConversationNotFound` if another process has deleted the log.
     """
     ids = [event_id for event_id in event_ids if event_id <= working.state.event_id_max]
+    if not ids:
+        return {}
     recent = (working.find_recent(event_id) for event_id in ids)
     known = {logged.event.id: logged for logged in recent if logged is not None}
     older = [event_id for event_id in ids if event_id not in known]
