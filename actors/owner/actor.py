@@ -727,7 +727,6 @@ class ConversationActor(Actor[Command | Query]):
         except Refused as refusal:
             delivery.fail(refusal)  # there was nothing to delete, or it is damaged
             return
-        self._working.recent.clear()  # no reader may begin with deleted events during `_open`
         self._setup.subscriptions.deleted(self._conversation_id)
         self._setup.subscriptions.owner_ended(self._conversation_id, is_wanted=False)
         self._fail_waiting(ConversationDeleted(self._conversation_id))

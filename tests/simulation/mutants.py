@@ -24,7 +24,7 @@ from turnkeeper.actors.core.properties import _Groups
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.turn_table import TurnTable
 from turnkeeper.actors.core.view import View, ViewFold
-from turnkeeper.actors.core.working_state import PartialAnswer
+from turnkeeper.actors.core.working_state import PartialAnswer, WorkingState
 from turnkeeper.actors.journals import memory
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.journals.sqlite import state as state_shell
@@ -777,6 +777,24 @@ PROMISES = [
         "if False:",
         test="tests/contract/test_journal.py::"
         "TestMemoryJournal::test_known_ids_are_answered_with_their_seqs_whatever_the_epoch",
+    ),
+    Mutant(
+        "an agent of an earlier owner goes on in the turn that was resumed",
+        turn_rules,
+        "check_running",
+        " or epoch != working.epoch",
+        "",
+        test="tests/actors/core/test_turn_rules.py::"
+        "test_an_agent_of_an_earlier_owner_says_nothing_in_the_turn_that_another_goes_on_with",
+    ),
+    Mutant(
+        "the newest events are kept in memory without a limit",
+        WorkingState,
+        "apply",
+        "if len(recent) > state.limits.recent_events_max:",
+        "if False:",
+        test="tests/actors/core/test_turn_rules.py::"
+        "test_an_owner_keeps_no_more_of_the_newest_events_in_memory_than_its_limit",
     ),
 ]
 """Faults placed by what is promised, and not by where the code is that keeps the promise."""

@@ -22,6 +22,8 @@ from turnkeeper.actors.core.commands import (
     TurnAppend,
 )
 from turnkeeper.actors.core.condensation import Proposal
+from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.turn_table import TurnTable
 from turnkeeper.actors.core.working_state import ConversationSettings
 from turnkeeper.actors.events import (
@@ -65,6 +67,7 @@ def _after(moves: list[Move], **chosen: Any) -> Turns:  # noqa: ANN401 - the set
 ASKS: Move = ("agent", 3)
 REJECT: Move = ("confirm", 1)
 CONFIRM: Move = ("confirm", 0)
+CRASH: Move = ("crash", 1)
 CRASH_INTO_ANOTHER_AGENT: Move = ("crash", 0)
 SEND: Move = ("send", 1)
 
@@ -91,6 +94,33 @@ def test_a_call_that_was_answered_by_hand_while_it_waited_is_not_answered_again(
 
     assert sum(isinstance(event, RESULT_CLASSES) for event in turns.events) == 1
     assert turns.runs[-1].unstarted == set()
+
+
+@pytest.mark.parametrize("said", range(5), ids=["event", "piece", "step", "end", "repair"])
+def test_an_agent_of_an_earlier_owner_says_nothing_in_the_turn_that_another_goes_on_with(
+    said: int,
+) -> None:
+    """Its owner was started again, and it swallows its cancellation: the turn is the same one."""
+    turns = _after([SEND, CRASH, ("late", said)], is_resumable=True, unfinished="resume")
+
+    running = turns.working.state.turns.running
+    assert running is not None
+    assert [(run.turn_id, run.epoch) for run in turns.runs] == [
+        (running.turn_id, 1),
+        (running.turn_id, 2),
+    ]
+    assert not any(isinstance(event, AgentMessageEvent) for event in turns.events)
+
+
+def test_an_owner_keeps_no_more_of_the_newest_events_in_memory_than_its_limit() -> None:
+    kept_max = 3
+    turns = Turns(ConversationSettings())
+    turns.working.state = Folded(limits=Limits(recent_events_max=kept_max))
+
+    for n in range(kept_max + 2):
+        turns.do(Append(UserMessageEvent(**turns.stamp(None), content=str(n))))
+
+    assert list(turns.working.recent.values()) == turns.events[-kept_max:]
 
 
 def test_a_message_that_joins_a_turn_of_very_many_keeps_the_seq_of_its_first_event() -> None:
