@@ -135,12 +135,14 @@ class OneShot(Generic[T]):
             if self.waker is not None:
                 raise RuntimeError("another task waits for this OneShot; it takes one waiter")
             try:
-                await parking()(self)
+                await park(self)
             finally:
                 self.waker = None
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self.wait().__await__()
+        if not self.is_done:
+            yield from self.wait_until_done().__await__()
+        return self.result()
 
     def result(self) -> T:
         """Return the value that has come; raise the error that `fail` was given."""
@@ -169,6 +171,16 @@ class Woken(Protocol):
 
 
 Park: TypeAlias = Callable[[Woken], Awaitable[None]]
+
+
+def park(awaited: Woken) -> Awaitable[None]:
+    """Park the running task until it is woken. A one-shot that is passed here must not be done."""
+    trio_module = _trio()
+    if trio_module is not None:
+        return _park_trio(trio_module.lowlevel, awaited)
+    future: asyncio.Future[None] = asyncio.Future()  # of the running loop
+    awaited.waker = future
+    return future
 
 
 def parking() -> Park:
