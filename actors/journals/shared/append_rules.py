@@ -32,14 +32,13 @@ class Append(Job[Sequence[int]]):
         "records",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - made once an append; Python makes a dict of keywords
         self,
         conversation_id: str,
         records: Sequence[Record],
-        *,
         epoch: int,
         expected_seq: int,
-        is_unfinished: bool,
+        is_unfinished: bool,  # noqa: FBT001 - as above
         listing: Listing | None = None,
     ) -> None:
         Job.__init__(self, len(records), check_records(records))  # not by super(), for speed

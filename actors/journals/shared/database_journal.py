@@ -115,14 +115,7 @@ class DatabaseJournal:
             raise ValueError("an append of zero records")
         check_asked(conversation_id)
         return self._submit(
-            Append(
-                conversation_id,
-                records,
-                epoch=epoch,
-                expected_seq=expected_seq,
-                is_unfinished=is_unfinished,
-                listing=listing,
-            )
+            Append(conversation_id, records, epoch, expected_seq, is_unfinished, listing)
         )
 
     async def read(
