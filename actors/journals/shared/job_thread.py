@@ -338,14 +338,15 @@ class JobThread:
 
     def _wait(self) -> Job[object] | None:
         """Return the next job; let the worker rest until it comes."""
-        while True:
-            with contextlib.suppress(Empty):
-                return self._queue.get_nowait()
+        while self._queue.empty():
             self._until = self._ports.monotonic() + self._answer_wait_s + self.more_s
             pause_s = self._rest()
             self._until = None
+            if pause_s is None:
+                break
             with contextlib.suppress(Empty):
                 return self._queue.get(timeout=pause_s)
+        return self._queue.get()
 
     def _take(self) -> list[Job[object]]:
         """Return the waiting jobs, up to the limits of a group; none if the thread must end."""
@@ -354,6 +355,8 @@ class JobThread:
             return []
         group = self._in_hand = [job]
         items, size = job.items, job.bytes
+        if self._queue.empty():
+            return group  # often; to find out by an exception takes longer than all the rest here
         try:
             while items < self._group_items_max and size < self._group_bytes_max:
                 job = self._queue.get_nowait()
