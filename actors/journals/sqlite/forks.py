@@ -89,7 +89,7 @@ def fork(
         listing=listing,
     )
     writer.begin_fork(child, begins)
-    return Claim(child.epoch, child.head)
+    return Claim(child.epoch, at + len(records))
 
 
 def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[str], Sequence[int]]:

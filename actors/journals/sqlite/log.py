@@ -61,12 +61,19 @@ class Tail:
     """None until `prefix_of` has read it."""
 
     def seal(self) -> int:
-        # Formatted by hand: this is computed once an append.
-        facts = (
-            f"{self.name}\0{self.incarnation} {self.log} {self.epoch} {self.head} {self.last} "
-            f"{self.tip} {self.forked_at} {int(self.is_unfinished)} {self.updated_us}"
+        return end_seal(
+            self.begun_seal(),
+            self.head,
+            self.last,
+            self.tip,
+            self.forked_at,
+            int(self.is_unfinished),
+            self.updated_us,
         )
-        return crc32(facts.encode())
+
+    def begun_seal(self) -> int:
+        """Return the checksum of the facts that an append leaves as they are."""
+        return crc32(f"{self.name}\0{self.incarnation} {self.log} {self.epoch} ".encode())
 
     def columns(self) -> tuple[object, ...]:
         """Return the columns of the row, but for its number."""
@@ -85,10 +92,31 @@ class Tail:
         )
 
 
-# Any: the fields of a `Tail`, in their order. `Tail(*packed)` makes it again.
+def end_seal(  # noqa: PLR0917 - called once an append, as `next_mark`
+    begun: int, head: int, last: int, tip: int, forked_at: int, is_unfinished: int, updated_us: int
+) -> int:
+    """Return the seal of a conversation's row, given the checksum with which it begins."""
+    facts = f"{head} {last} {tip} {forked_at} {is_unfinished} {updated_us}"
+    return crc32(facts.encode(), begun)
+
+
+# Any: the fields of a `Tail`, in their order, and the checksum with which its seal begins.
 PackedTail: TypeAlias = tuple[Any, ...]
 
-pack_tail: Callable[[Tail], PackedTail] = attrgetter(*(each.name for each in fields(Tail)))
+_fields_of: Callable[[Tail], PackedTail] = attrgetter(*(each.name for each in fields(Tail)))
+
+EPOCH, HEAD, FORKED_AT = (
+    [each.name for each in fields(Tail)].index(name) for name in ("epoch", "head", "forked_at")
+)
+"""The places of these fields in a packed tail."""
+
+
+def pack_tail(tail: Tail) -> PackedTail:
+    return (*_fields_of(tail), tail.begun_seal())
+
+
+def unpack_tail(packed: PackedTail) -> Tail:
+    return Tail(*packed[:-1])
 
 
 def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -74,9 +74,13 @@ from .listings import (
     store_listing,
 )
 from .log import (
+    EPOCH,
+    FORKED_AT,
+    HEAD,
     PackedTail,
     Tail,
     empty_tail,
+    end_seal,
     find_events,
     find_messages,
     find_record,
@@ -84,6 +88,7 @@ from .log import (
     prefix_of,
     read_records,
     read_tail,
+    unpack_tail,
 )
 from .misreads import is_corrupt, refuse_unreadable
 from .schema import error_code, is_damage, log_bytes
@@ -114,7 +119,6 @@ _INCOMING_COLUMNS = """
     0 AS conversation, 0 AS head, 0 AS is_unfinished, 0 AS updated_us, 0 AS seal
 """
 _WIDTH = 16
-_UNUSED = (0,) * _WIDTH
 _NO_MOVE = (0,) * 5
 """The last columns of a row that does not move its tail."""
 _WRITE_INCOMING = """
@@ -210,10 +214,10 @@ class SQLiteWriter:
         # the garbage collector passes over tuples of numbers and texts.
         self._tails: OrderedDict[str, PackedTail] = OrderedDict()
         # The tails that the current group has loaded, and may have changed.
-        self._loaded: dict[str, Tail] = {}
-        # Rows of appends that are decided but not yet passed to SQLite, and the listings that go
-        # with some of them, by their places.
-        self._rows: list[tuple[object, ...]] = []
+        self._loaded: dict[str, PackedTail] = {}
+        # The rows of appends that are decided but not yet passed to SQLite, one after the other,
+        # and the listings that go with some of them, by the numbers of their rows.
+        self._values: list[object] = []
         self._listings: dict[int, tuple[object, ...]] = {}
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self._log_pages = 0
@@ -427,7 +431,7 @@ class SQLiteWriter:
             for job in jobs:
                 if not isinstance(job, Append) or not self._gather(job):
                     return self._forget()
-            if self._parts or len(self._rows) > _SIZES[-1]:
+            if self._parts or len(self._values) > _SIZES[-1] * _WIDTH:
                 return self._forget()
             self._failpoint("begin")
         except Exception as error:  # noqa: BLE001 - of any kind
@@ -471,9 +475,8 @@ class SQLiteWriter:
         return True
 
     def _keep_tails(self) -> None:
-        """Pack the tails of a group that was committed. After a rollback, none is loaded."""
-        for name, tail in self._loaded.items():
-            self._tails[name] = pack_tail(tail)
+        """Keep the tails of a group that was committed. After a rollback, none is loaded."""
+        self._tails.update(self._loaded)
         self._loaded.clear()
         while len(self._tails) > self._tails_max:
             self._tails.popitem(last=False)
@@ -594,7 +597,7 @@ class SQLiteWriter:
         self._execute("ROLLBACK TO job")
 
     def _drop_gathered(self) -> None:
-        self._rows.clear()
+        self._values.clear()
         self._listings.clear()
         self._parts.clear()
 
@@ -602,10 +605,10 @@ class SQLiteWriter:
 
     def _gather(self, job: Append) -> bool:
         """Decide one append of many; return False if it has to run alone."""
-        tail = self.load(job.conversation_id)
-        if tail is None or job.epoch != tail.epoch or job.expected_seq != tail.head + 1:
+        tail = self._find(job.conversation_id)
+        if tail is None or job.epoch != tail[EPOCH] or job.expected_seq != tail[HEAD] + 1:
             return False
-        if tail.forked_at and any(self._known(tail, job.records)):
+        if tail[FORKED_AT] and any(self._known(unpack_tail(tail), job.records)):
             return False  # the unique indexes do not cover the prefix
         job.settle(self._add(tail, job))
         return True
@@ -640,7 +643,7 @@ class SQLiteWriter:
         self._add_alone(tail, own)
 
     def _add_alone(self, tail: Tail, job: Append) -> Sequence[int]:
-        seqs = self._add(tail, job)
+        seqs = self._add(pack_tail(tail), job)
         try:
             self._write()
         except sqlite3.IntegrityError as error:
@@ -666,17 +669,15 @@ class SQLiteWriter:
             find_messages(self.connection, tail, messages),
         )
 
-    def _add(self, tail: Tail, job: Append) -> Sequence[int]:
+    def _add(self, tail: PackedTail, job: Append) -> Sequence[int]:
         """Decide one append: gather its rows and advance its tail."""
         records, is_unfinished, listing = job.records, job.is_unfinished, job.listing
-        before = seq = tail.head
-        upto = before + len(records)
-        log, epoch, mark, last = tail.log, tail.epoch, tail.tip, tail.last
-        if listing is None and before == tail.forked_at:
+        number, name, _, log, epoch, before, last, mark, forked_at, _, _, prefix, begun = tail
+        if listing is None and before == forked_at:
             listing = bare_listing(self.now_us)
-        tail.is_unfinished = is_unfinished
-        tail.updated_us = self.now_us
-        move: tuple[object, ...] = _NO_MOVE
+        seq = before
+        upto = before + len(records)
+        values = self._values
         for event_id, kind, payload, message_id in records:
             seq += 1
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
@@ -687,30 +688,35 @@ class SQLiteWriter:
                 self._parts += ((log, seq, digest, part) for digest, part in parts)
             previous = last
             self._last_id = last = self._last_id + 1
-            if seq == upto:
-                tail.head, tail.last, tail.tip = seq, last, mark
-                move = (tail.number, before, int(is_unfinished), self.now_us, tail.seal())
             message = 0 if message_id is None else message_id
-            event = (last, previous, log, seq, epoch, event_id, kind, message, mark, kept, places)
-            self._rows.append(event + move)
+            # Python's sqlite3 looks for an adapter of bytes, but not of a bytearray.
+            blob = bytearray(kept)
+            values += (last, previous, log, seq, epoch, event_id, kind, message, mark, blob, places)
+            if seq != upto:
+                values += _NO_MOVE
+        now_us, unfinished = self.now_us, int(is_unfinished)
+        found = end_seal(begun, seq, last, mark, forked_at, unfinished, now_us)
+        values += (number, before, unfinished, now_us, found)
+        end = (seq, last, mark, forked_at, is_unfinished, now_us, prefix, begun)
+        self._loaded[name] = tail[:HEAD] + end
         if listing is not None:
-            self._recent.add(tail.number)
-            self._listings[len(self._rows) - 1] = listing_columns(tail.name, listing)
+            self._recent.add(number)
+            self._listings[len(values) // _WIDTH - 1] = listing_columns(name, listing)
         return range(before + 1, upto + 1)
 
     def _write(self) -> None:
         """Pass the gathered rows to SQLite."""
-        listings, is_listed = self._listings, bool(self._listings)
-        step = _SIZES[-1]
-        for at in range(0, len(self._rows), step):
-            rows = self._rows[at : at + step]
-            size = _SIZES[bisect_left(_SIZES, len(rows))]
-            rows += [_UNUSED] * (size - len(rows))
-            pieces: Iterable[tuple[object, ...]] = rows
-            if is_listed:
+        listings = self._listings
+        for at in range(0, len(self._values) // _WIDTH, _SIZES[-1]):
+            values = self._values[at * _WIDTH : (at + _SIZES[-1]) * _WIDTH]
+            size = _SIZES[bisect_left(_SIZES, len(values) // _WIDTH)]
+            values += [0] * (size * _WIDTH - len(values))
+            if listings:
+                rows = zip(*[iter(values)] * _WIDTH, strict=True)
                 beside = [listings.get(place, NO_LISTING) for place in range(at, at + size)]
                 pieces = chain.from_iterable(zip(rows, beside, strict=True))
-            self._execute(_insert(size, is_listed=is_listed), list(chain.from_iterable(pieces)))
+                values = list(chain.from_iterable(pieces))
+            self._execute(_insert(size, is_listed=bool(listings)), values)
         for log, seq, digest, part in self._parts:
             self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
             self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))
@@ -719,23 +725,26 @@ class SQLiteWriter:
     # --- for changes ------------------------------------------------------------------------------
 
     def load(self, name: str) -> Tail | None:
-        """Return a conversation's tail, to be changed by this group; None if there is none.
+        """Return a conversation's tail; None if there is none. A change of it has to be stored.
 
         A tail that is not in memory is read from the file and checked.
         """
-        tail = self._loaded.get(name)
-        if tail is not None:
-            return tail
-        packed = self._tails.get(name)
+        packed = self._find(name)
+        return None if packed is None else unpack_tail(packed)
+
+    def _find(self, name: str) -> PackedTail | None:
+        packed = self._loaded.get(name)
         if packed is not None:
-            tail = Tail(*packed)
-        else:
+            return packed
+        packed = self._tails.get(name)
+        if packed is None:
             tail = read_tail(self.connection, name)
             if tail is None:
                 return None
             prefix_of(self.connection, tail)  # checked before anything is appended to its log
-        self._loaded[name] = tail
-        return tail
+            packed = pack_tail(tail)
+        self._loaded[name] = packed
+        return packed
 
     def store(self, tail: Tail) -> None:
         """Write a conversation's row; appends write theirs by the trigger instead."""
@@ -751,7 +760,7 @@ class SQLiteWriter:
                 "RETURNING id",
                 tail.columns(),
             ).fetchone()
-        self._loaded[tail.name] = tail
+        self._loaded[tail.name] = pack_tail(tail)
 
     def claim(self, name: str) -> Claim:
         """Take the next epoch of a conversation, creating it if it does not exist."""
