@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import groupby, product
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -101,6 +102,11 @@ _LISTENERS = """
         WHERE is_listening AND id <> %(node)s AND lease_until > clock_timestamp()
     )
 """
+
+
+_number_of, _epoch_of, _head_of, _tip_of, _is_unfinished_of = map(
+    attrgetter, ("number", "epoch", "head", "tip", "is_unfinished")
+)
 
 
 # True of every row. PostgreSQL takes it for selective, so it looks each conversation up by its id,
@@ -874,20 +880,25 @@ class _Statement:
 
     def add(self, tail: Tail, job: Append) -> None:
         """Add one append and move its tail on; raise if a record cannot be encoded."""
-        log, seq, epoch, mark = tail.log, tail.head, tail.epoch, tail.tip
+        log, before, epoch, mark = tail.log, tail.head, tail.epoch, tail.tip
+        seq = before
         rows = []
+        is_said = False
         for event_id, kind, payload, message_id in job.records:
             seq += 1
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
             rows.append((log, seq, epoch, event_id, kind, message_id, mark, payload))
-        if any(row[4] in SEARCHED_KINDS for row in rows):
+            is_said = is_said or kind in SEARCHED_KINDS
+        if is_said:
             self._said_logs.add(log)
-        if tail.name not in self._by_name:
-            self._by_name[tail.name] = (tail, [])
-            self._heads_before.append(tail.head)
-        self._by_name[tail.name][1].append(job)
+        added = self._by_name.get(tail.name)
+        if added is None:
+            self._by_name[tail.name] = (tail, [job])
+            self._heads_before.append(before)
+        else:
+            added[1].append(job)
         self._rows += rows
-        job.settle(range(tail.head + 1, seq + 1))
+        job.settle(range(before + 1, seq + 1))
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
         if job.listing is not None:
@@ -901,8 +912,11 @@ class _Statement:
             return set()
         tails = [tail for tail, _ in self._by_name.values()]
         failpoint("begin")
-        listings = [(tail, self._listings.get(tail.number)) for tail in tails]
-        listed, is_recent, is_listed = listed_parameters(listings)
+        listed: dict[str, object] = {}
+        is_recent = is_listed = False
+        if self._listings:
+            listings = [(tail, self._listings.get(tail.number)) for tail in tails]
+            listed, is_recent, is_listed = listed_parameters(listings)
         logs, seqs, epochs, event_ids, kinds, message_ids, marks, payloads = zip(
             *self._rows, strict=True
         )
@@ -913,12 +927,12 @@ class _Statement:
                 "node": self._node,
                 "said_logs": array(sorted(self._said_logs)),
                 "now_us": self._now_us,
-                "ids": array(tail.number for tail in tails),
-                "epochs": array(tail.epoch for tail in tails),
+                "ids": array(map(_number_of, tails)),
+                "epochs": array(map(_epoch_of, tails)),
                 "heads_before": array(self._heads_before),
-                "heads": array(tail.head for tail in tails),
-                "tips": array(tail.tip for tail in tails),
-                "unfinished": array(tail.is_unfinished for tail in tails),
+                "heads": array(map(_head_of, tails)),
+                "tips": array(map(_tip_of, tails)),
+                "unfinished": array(map(_is_unfinished_of, tails)),
                 "logs": array(logs),
                 "seqs": array(seqs),
                 "event_epochs": array(epochs),
