@@ -90,6 +90,25 @@ async def test_payloads_are_stored_as_they_are_in_one_statement(schema: str) -> 
         assert [stored.payload for stored in await journal.read("c")] == payloads
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("plain", "NULL", "{}", "a,b"),
+        ("plain", '","', "more"),
+        ("back\\slash",),
+        ('"', "\\"),
+    ],
+)
+async def test_ids_are_stored_as_they_are_whatever_an_array_means_by_their_letters(
+    schema: str, ids: Sequence[str]
+) -> None:
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, *ids)
+
+        assert await read_all(journal, "c") == list(ids)
+
+
 async def test_appends_that_wait_together_are_written_in_one_statement(schema: str) -> None:
     gate = Gate("begin")
     names = [f"c{number}" for number in range(50)]
