@@ -818,7 +818,7 @@ def _open_asyncio_scopes() -> Callable[[str], None]:
 
 
 def _log_scopes_left(by: str) -> None:
-    logger.warning("cancel scope left open, closed now", by=by)
+    logger.warning("cancel scope left open, closed now", doing=by)
 
 
 @contextmanager

@@ -503,7 +503,8 @@ async def call_function(
         value = await ports.blocking(partial(_call_to_the_end, function, *args, **kwargs))
     if not inspect.isawaitable(value):
         return value
-    with closing_scopes(str(getattr(function, "__qualname__", function))):
+    # Not its text: that of a `partial` has what is bound to it.
+    with closing_scopes(getattr(function, "__qualname__", type(function).__name__)):
         return await value
 
 
