@@ -189,8 +189,8 @@ class TurnContext:
         self._asked: StepRequest | None = None
         """The newest request to a model; the end of the step names it."""
         self._response_id: str | None = None
-        self._write: Callable[[str], Awaitable[None]] | None = None
-        """The newest writer, the only one that may write."""
+        self._writers = 0
+        """How many writers were made; the newest alone may write."""
 
     @property
     def is_held(self) -> bool:
@@ -374,12 +374,14 @@ class TurnContext:
         `answer_length_max`, the owner fails the turn. Once another writer has begun, this one
         raises `InvalidInput`: a model call that was given up may still be writing.
         """
+        self._writers += 1
+        number = self._writers  # not the function, which would refer to itself
         is_first = True
 
         async def write(piece: str) -> None:
             nonlocal is_first
             self._check_going_on()
-            if self._write is not write:
+            if number != self._writers:
                 raise InvalidInput("a newer writer has begun the answer anew; use that one")
             stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
             is_first = False
@@ -389,7 +391,6 @@ class TurnContext:
             # interrupt from arriving.
             await anyio.lowlevel.checkpoint()
 
-        self._write = write
         return write
 
     async def stream(self, chunks: AsyncIterable[str]) -> LoggedEvent:

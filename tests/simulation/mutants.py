@@ -425,7 +425,7 @@ PROMISES = [
         decide,
         "decide",
         "if violation is not None:",
-        "if violation is not None:\n        working.apply(decision)",
+        "if violation is not None:\n            working.apply(decision)",
         test="tests/actors/owner/test_loop.py::"
         "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",
     ),
