@@ -37,9 +37,7 @@ class Message(Generic[R]):
 
 
 Tell: TypeAlias = tuple[object, float, object]
-"""A told message: the message, the time at which it was sent, the trace that it belongs to.
-
-The time is that of the first of at most 32 tells that were sent since a worker last ran."""
+"""A told message: the message, the time at which it was sent, the trace that it belongs to."""
 
 
 class Ask(OneShot[Any]):

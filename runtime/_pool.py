@@ -280,7 +280,6 @@ class Resident:
                     again = await again
             if not self._is_over:
                 await self._gate.wait()
-                self._pool.tells = 0
 
 
 class Pool:
@@ -296,8 +295,6 @@ class Pool:
         self.is_closed = False
         self.tells = 0
         """How many tells were sent without a wait since a worker last ran."""
-        self.told_at = 0.0
-        """The time of the first of these tells, by the loop's clock; the others share it."""
         self._tasks: Tasks | None = None
         self._shields: dict[anyio.CancelScope, None] = {}
 

@@ -91,18 +91,14 @@ class Ref(Generic[M_contra]):
         cell = self._cell
         system = cell.system
         pool = system.pool
-        tells = pool.tells
-        if tells >= _TELLS_MAX:
+        pool.tells += 1
+        if pool.tells > _TELLS_MAX:
             pool.tells = 0
             # Before the message is sent: a tell that is cancelled here has sent nothing.
             await system.pause()
             cell = self._cell
-            tells = pool.tells
-        if not tells:
-            pool.told_at = system.now()  # reading a clock takes a tenth of the time of a tell
-        pool.tells = tells + 1
         tracing = system.tracing
-        item = (message, pool.told_at, None if tracing is None else tracing.sent())
+        item = (message, system.now(), None if tracing is None else tracing.sent())
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:

@@ -31,10 +31,7 @@ class ActorState:
     state: str
     mailbox_depth: int
     oldest_s: float
-    """How long the oldest message has been waiting, in seconds.
-
-    Tells that follow one another before any actor runs, up to 32, share the age of the first.
-    """
+    """How long the oldest message has been waiting, in seconds."""
     handled: int
     failed: int
     restarts: int

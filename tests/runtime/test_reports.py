@@ -27,7 +27,7 @@ from turnkeeper.runtime import (
 from turnkeeper.runtime._stats import Stats
 from turnkeeper.runtime.testing import VirtualClock, settle
 
-from .actors import Add, Counter, Fail, Get, Run, SyncCounter, block
+from .actors import Add, Block, Counter, Fail, Get, Run, SyncCounter, block
 
 AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
 
@@ -271,25 +271,36 @@ async def test_the_tree_shows_what_every_actor_is_doing() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("resident", [False, True])
-async def test_a_tell_has_the_age_of_no_tell_that_came_before_an_actor_ran(
-    *, resident: bool
-) -> None:
+async def test_a_tell_is_as_old_as_it_is_and_not_as_an_earlier_one() -> None:
+    """Tells once shared the time of the first one since a worker had begun to run."""
     clock = VirtualClock()
+
+    class Forwarder(Actor[Any]):
+        async def receive(self, message: object) -> None:
+            await counter.tell(message)
+
     async with Runtime(ports=clock.ports()) as runtime:
-        counter = runtime.spawn(Counter, name="counter", resident=resident)
-        await counter.tell(Add())
+        counter = runtime.spawn(Counter, name="counter")
+        blocked = runtime.spawn(Counter, name="blocked")
+        gate, last_gate = await block(blocked), anyio.Event()
+        await runtime.spawn(Forwarder, name="forwarder").tell(Add())
         await settle()
         await clock.advance(5.0)
-        gate = await block(counter)
-        await clock.advance(5.0)
 
-        await counter.tell(Add())
-        await clock.advance(1.0)
-
-        (state,) = runtime.tree().actors
+        await blocked.tell(Block(last_gate, anyio.Event()))
+        await clock.advance(2.0)
+        age_of_first = _ages(runtime)["blocked"]
+        await blocked.tell(Add())
         gate.set()
-    assert (state.mailbox_depth, state.oldest_s) == (1, 1.0)
+        await settle()
+
+        age_of_second = _ages(runtime)["blocked"]
+        last_gate.set()
+    assert (age_of_first, age_of_second) == (2.0, 0.0)
+
+
+def _ages(runtime: Runtime) -> dict[str, float]:
+    return {actor.name: actor.oldest_s for actor in runtime.tree().actors}
 
 
 @pytest.mark.anyio
