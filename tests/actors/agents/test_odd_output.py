@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import ReferenceType
 
 import anyio
 import anyio.lowlevel
@@ -32,6 +34,7 @@ from turnkeeper.actors.events import (
     ThinkingBlock,
 )
 from turnkeeper.actors.journals.shared import limits
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -125,6 +128,25 @@ async def test_a_model_call_that_was_given_up_does_not_write_into_the_next_answe
         await turn.cancel()
         assert (await turn.end()).reply == "good "
     assert heard == ["a newer writer has begun the answer anew; use that one"]
+
+
+async def test_a_turn_that_has_streamed_is_freed_without_the_garbage_collector() -> None:
+    turns: list[ReferenceType[TurnContext]] = []
+
+    @agent
+    async def streaming(turn: TurnContext) -> None:
+        turns.append(ReferenceType(turn))
+        await turn.writer()("hello")
+        await turn.say("hello")
+
+    async with conversations(streaming) as opened:
+        gc.disable()
+        try:
+            await (await opened["it"].send("?")).reply()
+            await settle()
+            assert [turn() for turn in turns] == [None]
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(
