@@ -802,7 +802,7 @@ class ConversationActor(Actor[Command | Query]):
                     "agent failed in a turn that is held", failure, conversation=name, turn=turn_id
                 )
         # If the owner has ended, the failure may be no more than a consequence of that.
-        elif await persist(partial(self._tell_owner, end)) and failure is not None:
+        elif await self._tell_owner(end) and failure is not None:
             log_failure("turn failed", failure, conversation=name, turn=turn_id)
 
     def _is_going_on(self, turn: TurnContext) -> bool:
@@ -835,8 +835,7 @@ class ConversationActor(Actor[Command | Query]):
                     self._condenser_rests_with = shown
                     return
                 proposal = None
-            propose = partial(self._tell_owner, Propose(epoch, proposal, shown, need))
-            is_progress = await persist(propose)
+            is_progress = await self._tell_owner(Propose(epoch, proposal, shown, need))
             if is_progress is None:
                 return
             if not is_progress and self.view.is_unchanged_since(shown):
@@ -856,10 +855,11 @@ class ConversationActor(Actor[Command | Query]):
     async def _tell_owner(self, command: Message[T]) -> T | None:
         """Ask this owner as an effect's last act. Returns None if the owner or the turn has ended.
 
-        A journal's error is the owner's own failure, which its supervisor handles.
+        A journal's error is the owner's own failure, which its supervisor handles. What ran before
+        in this task, an agent or a condenser, may have cancelled it: that does not end the wait.
         """
         try:
-            return await self.context.ref.ask(command)
+            return await persist(partial(self.context.ref.ask, command))
         except (StaleTurn, ConversationsClosed, OwnershipLost, Unavailable, OutcomeUnknown):
             return None
 

@@ -131,6 +131,30 @@ async def test_a_condenser_that_cancels_its_own_task_condenses_and_ends_no_owner
         assert [failure async for failure in failures] == []
 
 
+class UntidyFailure(NeedRaises):
+    """Fails, and leaves its task about to be cancelled."""
+
+    def need(self, view: View) -> Need | None:
+        return "soft"
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        if (task := running_asyncio_task()) is not None:
+            task.cancel()
+        raise self.error
+
+
+async def test_a_condenser_that_cancels_its_own_task_and_fails_ends_no_owner() -> None:
+    condenser = UntidyFailure(ValueError("?"))
+    async with verified(echo, journal=MemoryJournal(), condenser=condenser) as conversations:
+        with conversations.runtime.events.subscribe(Failure) as failures:
+            chat = conversations["c"]
+            for text in "AB":
+                assert await (await chat.send(text)).reply() == text
+            await settle()
+            assert "conversation_error" in await kinds(chat)
+        assert [failure async for failure in failures] == []
+
+
 async def kinds(conversation: Conversation) -> list[str]:
     return [logged.event.kind async for logged in conversation.events(live=False)]
 
