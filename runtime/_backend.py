@@ -772,9 +772,9 @@ def open_scopes() -> Callable[[str], None]:
     """Return a function that leaves all cancel scopes opened in this task since now.
 
     A scope that code opens and does not leave would cancel whatever the task does next: code that
-    breaks out of an async generator leaves the generator's timeout open, for example. The function
-    takes the name of that code, for the log. Neither backend shows the scopes that a task is in, so
-    this looks inside.
+    breaks out of an async generator leaves the generator's timeout open, for example. The tasks of
+    a task group that it left open are cancelled, too. The function takes the name of that code, for
+    the log. Neither backend shows the scopes that a task is in, so this looks inside.
     """
     trio_module = _trio()
     if trio_module is None:
@@ -811,6 +811,7 @@ def _open_asyncio_scopes() -> Callable[[str], None]:
         if newest() is own:
             return
         while (scope := newest()) is not None and scope is not own:
+            scope.cancel()  # if it is a task group's, for the tasks in it; this one is leaving
             scope.__exit__(None, None, None)
         _log_scopes_left(by)
 

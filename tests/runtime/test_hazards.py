@@ -547,6 +547,30 @@ async def test_a_scope_that_an_actor_leaves_open_cancels_no_other_actor(
     assert [by in text for text in said] == [True]
 
 
+async def test_the_tasks_of_a_group_that_an_actor_leaves_open_end_with_its_handler() -> None:
+    log: list[str] = []
+
+    async def run_until_cancelled() -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            log.append("cancelled")
+
+    async def leave_open(_: Actor) -> None:
+        await tasks.__aenter__()
+        tasks.start_soon(run_until_cancelled)
+        await begun.wait()
+
+    begun, tasks = anyio.Event(), anyio.create_task_group()
+    async with Runtime() as runtime:
+        counter = runtime.spawn(Counter, name="counter")
+        await counter.tell(Run(leave_open))
+        await settle()
+        assert log == ["cancelled"]
+        assert await counter.ask(Get()) == 0
+
+
 async def test_what_was_never_started_is_handed_back_inside_the_error() -> None:
     """Hazard 10."""
     async with Runtime() as runtime:
