@@ -646,7 +646,7 @@ def _check_log(what: str, conversation_id: str, log: _Log, seq: int, epoch: int)
     """Raise unless this snapshot or listing was folded from this log."""
     head = len(log.records)
     check_place(what, conversation_id, seq, epoch=epoch, found_epoch=log.epoch, head=head)
-    place = telling_seq(seq, forked_at=log.forked_at)
+    place = telling_seq(seq, forked_at=log.forked_at, head=head)
     found_epoch = log.records[place - 1].epoch
     check_snapshot_epoch(conversation_id, seq, epoch=epoch, found_epoch=found_epoch, head=head)
 

@@ -605,7 +605,7 @@ class PostgresWriter:
 
     def _check_log(self, tail: Tail, seq: int, epoch: int) -> None:
         """Raise `Fenced` if what was folded up to `seq` was folded from an earlier log."""
-        place = telling_seq(seq, forked_at=tail.forked_at)
+        place = telling_seq(seq, forked_at=tail.forked_at, head=tail.head)
         row = self.connection.execute(
             "SELECT epoch FROM event WHERE log = %s AND seq = %s", (tail.log_of(place), place)
         ).fetchone()

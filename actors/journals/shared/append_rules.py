@@ -97,12 +97,13 @@ def check_deletion(conversation_id: str, *, epoch: int, found_epoch: int, head: 
     check_epoch(conversation_id, epoch=epoch, found_epoch=found_epoch, head=head)
 
 
-def telling_seq(seq: int, *, forked_at: int) -> int:
+def telling_seq(seq: int, *, forked_at: int, head: int) -> int:
     """Return the seq of the record whose epoch tells if a snapshot up to `seq` is of this log.
 
-    A fork's prefix has the epochs of another log, so it is the fork's first own record instead.
+    A fork's prefix has the epochs of another log, so it is the fork's first own record instead. A
+    fork has none only after a repair.
     """
-    return max(seq, forked_at + 1)
+    return min(max(seq, forked_at + 1), head)
 
 
 def check_snapshot_epoch(

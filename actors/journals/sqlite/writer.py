@@ -863,7 +863,7 @@ class SQLiteWriter:
 
     def _check_log(self, tail: Tail, seq: int, epoch: int) -> None:
         """Raise `Fenced` if what was folded up to `seq` was folded from an earlier log."""
-        place = telling_seq(seq, forked_at=tail.forked_at)
+        place = telling_seq(seq, forked_at=tail.forked_at, head=tail.head)
         record = find_record(self.connection, tail, place)
         if record is None:
             raise CorruptLog(tail.name, place, "the record is missing")

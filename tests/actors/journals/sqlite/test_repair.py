@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from turnkeeper.actors.errors import JournalRefused, JournalUnavailable, OwnedElsewhere
-from turnkeeper.actors.journal import StoredRecord
+from turnkeeper.actors.journal import Listing, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.reader import reading
@@ -154,6 +154,34 @@ def test_a_log_without_a_name_gets_one(path: Path, original: Logs) -> None:
     change(path, "UPDATE rejection SET reason = 'none'")
     assert repair(path) is not None
     assert logs(path)[name] == original["bob"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "begins", "left"),
+    [
+        ("DELETE FROM conversation WHERE name = 'bob'", "recovered-", 2),
+        ("DELETE FROM event WHERE event_id = 'f3'", "fork", 2),
+        ("DELETE FROM event WHERE event_id = 'a2'", "fork", 1),
+    ],
+    ids=["named anew", "own records lost", "cut within its prefix"],
+)
+async def test_a_fork_without_records_of_its_own_has_a_listing_and_a_snapshot(
+    path: Path, original: Logs, damage: str, begins: str, left: int
+) -> None:
+    """A log that gets a new name begins as a fork; another fork may keep only shared records."""
+    del original
+    change(path, damage)
+    assert repair(path) is not None
+
+    async with SQLiteJournal(path) as journal:
+        infos = await journal.list()
+        (info,) = [each for each in infos if each.conversation_id.startswith(begins)]
+        name = info.conversation_id
+        assert info.head == left
+        await journal.write_listing(name, Listing(left, "bob"), epoch=info.epoch)
+        await journal.write_snapshot(name, Snapshot(left, "v", b"folds"), epoch=info.epoch)
+
+        assert await journal.read_snapshot(name) == Snapshot(left, "v", b"folds")
 
 
 def test_a_flipped_bit_is_repaired_or_refused_and_no_record_is_altered(
