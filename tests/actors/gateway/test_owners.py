@@ -328,10 +328,6 @@ async def test_a_conversation_is_shared_by_the_applications_own_choice() -> None
         assert (await wire.conversations["alice:notes"].at()).details.owner == "alice"
 
 
-@pytest.mark.parametrize(
-    ("status", "problem"),
-    [(401, "unauthenticated"), (403, "forbidden"), (429, "too-many-requests"), (503, "internal")],
-)
 class Lagging(MemoryJournal):
     """A journal whose index is behind since a moment."""
 
@@ -364,6 +360,10 @@ async def test_a_search_does_not_tell_when_others_write() -> None:
     assert set(told.values()) == {"1970-01-12T13:46:40+00:00"}
 
 
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [(401, "unauthenticated"), (403, "forbidden"), (429, "too-many-requests"), (503, "internal")],
+)
 async def test_an_error_of_the_framework_that_a_login_raises_keeps_its_meaning(
     status: int, problem: str
 ) -> None:
