@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ...errors import JournalRefused
 from ...journal import FoundMessage, SearchPage, SearchQuery, StoredRecord
 from ...values.words import WORD_RULES
+from ..shared import searching
 from ..shared.payload_parts import join
 from ..shared.record_chain import first_mark, next_mark
 from ..shared.searching import (
@@ -464,11 +465,25 @@ _STATE = """
     SELECT rules, cursor, complete_us, (SELECT ifnull(max(id), 0) FROM event),
         EXISTS (SELECT 1 FROM search_again) FROM search
 """
+# The payload of an `event`, unless those before it have enough bytes for a page. SQLite knows the
+# size of a payload without reading it. Parts of payloads are read one by one.
+_BOUNDED = """
+    SELECT *, CASE WHEN ifnull(sum(size) OVER (
+        ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ), 0) < {bytes} THEN (SELECT payload FROM event e WHERE e.id = event) END AS payload
+    FROM ({rows}) ORDER BY {order}
+"""
 _RECORDS = """
     SELECT json_group_array(json_array(
-            e.id, e.log, e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark,
-            length(e.payload), e.parts, p.mark)),
-        CAST(group_concat(e.payload, '') AS BLOB)
+            event, log, seq, epoch, event_id, kind, message_id, mark, length(payload), parts,
+            before)),
+        CAST(group_concat(payload, '') AS BLOB)
+    FROM ({bounded})
+"""
+_PAYLOAD = "SELECT payload FROM event WHERE id = ?"
+_RECORDS_ROWS = """
+    SELECT j.key, e.id AS event, length(e.payload) AS size, e.parts, p.mark AS before, e.log, e.seq,
+        e.epoch, e.event_id, e.kind, e.message_id, e.mark
     FROM json_each(?) j CROSS JOIN event e ON e.id = j.value
     LEFT JOIN event p ON p.id = e.previous
 """
@@ -476,8 +491,8 @@ _RECORDS = """
 
 # The same columns for a candidate, after its own columns.
 _RECORD = """
-    , e.payload, e.parts, p.mark AS before, e.log, e.seq AS event_seq, e.epoch, e.event_id, e.kind,
-    e.message_id, e.mark
+    , length(e.payload) AS size, e.parts, p.mark AS before, e.log, e.seq AS event_seq, e.epoch,
+    e.event_id, e.kind, e.message_id, e.mark
 """
 _RECORD_SHOWN = """
     , length(payload), parts, before, log, event_seq, epoch, event_id, kind, message_id, mark
@@ -505,8 +520,7 @@ def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> Sear
         found: list[Candidate] = []
         at = 0
         for number, name, has_label, *place in json.loads(rows):
-            if with_records:
-                size = place[_SIZE_AT] or 0
+            if with_records and (size := place[_SIZE_AT]) is not None:
                 place[_SIZE_AT] = content[at : at + size]
                 at += size
             found.append(Candidate(number, name, bool(has_label), place))
@@ -549,31 +563,39 @@ def search_statement(
     shown, columns, content, events = "", "", "NULL", ""
     if with_records:
         shown, columns, content, events = _RECORD_SHOWN, _RECORD, _CONTENT, _RECORD_FROM
+    rows = f"""
+        SELECT m.id, c.name, {has_label} AS has_label, m.seq, m.left_view, m.event {columns}
+        FROM search_word w CROSS JOIN search_message m ON m.id = w.rowid
+        JOIN conversation c ON c.log = m.log {owners} {events}
+        WHERE {" AND ".join(conditions)} ORDER BY w.rowid DESC LIMIT ?
+    """  # noqa: S608 - our own text
+    if with_records:
+        rows = _bounded(rows, order="id DESC")
     statement = f"""
         SELECT json_group_array(json_array(id, name, has_label, seq, left_view, event {shown})),
             {content}
-        FROM (
-            SELECT m.id, c.name, {has_label} AS has_label, m.seq, m.left_view, m.event {columns}
-            FROM search_word w CROSS JOIN search_message m ON m.id = w.rowid
-            JOIN conversation c ON c.log = m.log {owners} {events}
-            WHERE {" AND ".join(conditions)} ORDER BY w.rowid DESC LIMIT ?
-        )
+        FROM ({rows})
     """  # noqa: S608 - our own text
     return statement, (*labels, *values, limit)
+
+
+def _bounded(rows: str, *, order: str) -> str:
+    return _BOUNDED.format(rows=rows, order=order, bytes=searching.SHOWN_BYTES_MAX)
 
 
 def _with_records(
     connection: sqlite3.Connection, places: Sequence[Sequence[Any]]
 ) -> Sequence[Sequence[Any]]:
     """Return the columns of these candidates, each followed by those of its record."""
+    statement = _RECORDS.format(bounded=_bounded(_RECORDS_ROWS, order="key"))
     found, content = connection.execute(
-        _RECORDS, (json.dumps([event for _, _, event in places]),)
+        statement, (json.dumps([event for _, _, event in places]),)
     ).fetchone()
     at = 0
     records: dict[int, Sequence[Any]] = {}
     for number, *facts, size, parts, before in json.loads(found):
-        payload = (content or b"")[at : at + size]
-        at += size
+        payload = None if size is None else content[at : at + size]
+        at += size or 0
         records[number] = (payload, parts, before, *facts)
     return [(*place, *records.get(place[2], _NO_RECORD)) for place in places]
 
@@ -582,9 +604,11 @@ def _shown(
     connection: sqlite3.Connection, query: SearchQuery, one: Candidate, place: Sequence[Any]
 ) -> tuple[FoundMessage, int]:
     """Return a candidate as a search result, and the size of its record."""
-    seq, left, _, payload, parts, before, *facts = place
+    seq, left, event, payload, parts, before, *facts = place
     said, event_id, whole = None, facts[3], None
     if event_id is not None:
+        if payload is None:  # those before it have enough bytes, but the page goes on
+            (payload,) = connection.execute(_PAYLOAD, (event,)).fetchone()
         whole = _whole(connection, payload, parts)
         said = _said(whole, before, *facts)
     name = one.conversation_id

@@ -36,7 +36,9 @@ from turnkeeper.actors.journal import (
 )
 from turnkeeper.actors.journals.files import verify_logs
 from turnkeeper.actors.journals.postgres import search as postgres_search
+from turnkeeper.actors.journals.shared import searching
 from turnkeeper.actors.journals.sqlite import search as sqlite_search
+from turnkeeper.actors.journals.sqlite.reader import SQLiteReader
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
 from turnkeeper.actors.values.words import TEXT_BYTES_MAX, find_words, words_of
@@ -623,6 +625,32 @@ async def test_a_log_that_has_lost_records_does_not_hold_up_the_others() -> None
                 await journal.index()
             assert [one.conversation_id for one in await hits(journal, "first")] == ["damaged"]
             assert [one.conversation_id for one in await hits(journal, "second")] == ["whole"]
+
+
+@pytest.mark.parametrize("prefix", ["", "c"])
+async def test_a_page_reads_no_more_of_large_records_than_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """None of a message's texts may be long enough to be stored beside the log, as small images."""
+    monkeypatch.setattr(searching, "SHOWN_BYTES_MAX", 100_000)
+
+    def shrink(reader: SQLiteReader) -> None:
+        reader.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 200_000)
+
+    async with SQLiteJournal(tmp_path / "chats.db", search=True) as journal:
+        epoch = (await journal.claim("c")).epoch
+        for seq in range(1, 11):
+            images = [{"url": "A" * 20_000}] * 3
+            event = {"content": "word", "timestamp": "2026-01-01T00:00:00Z", "images": images}
+            record = Record(f"e{seq}", "user_message", json.dumps(event).encode())
+            await journal.append("c", [record], epoch=epoch, expected_seq=seq, is_unfinished=False)
+        await journal.index()
+        await journal._read(shrink)
+
+        page = await journal.search(SearchQuery(["word"], 1_000, prefix=prefix))
+
+    assert [row.seq for row in page.rows] == [10, 9]
+    assert not page.is_complete
 
 
 async def test_a_search_has_no_list_of_pending_words_to_read() -> None:
