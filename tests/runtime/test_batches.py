@@ -7,8 +7,18 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from turnkeeper.runtime import Actor, Delivery, Message, Ref, Runtime, Terminated
-from turnkeeper.runtime.testing import settle
+from turnkeeper.runtime import (
+    Actor,
+    Delivery,
+    Message,
+    NotAnsweredInTime,
+    NotStartedInTime,
+    Ref,
+    Runtime,
+    Terminated,
+    TurnkeeperError,
+)
+from turnkeeper.runtime.testing import VirtualClock, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +72,31 @@ async def test_a_batch_holds_no_ask_whose_asker_has_left() -> None:
         await settle()
 
         assert clerk.batches == [["first"], ["last"]]
+
+
+async def test_a_late_ask_of_a_batch_may_have_been_handled_and_one_in_the_mailbox_was_not() -> None:
+    """Told that nothing happened, its asker could send again what an owner has written."""
+    clock, clerk = VirtualClock(), Clerk()
+    told: dict[str, type[Exception]] = {}
+    async with Runtime(ports=clock.ports()) as runtime, anyio.create_task_group() as group:
+        ref = runtime.spawn(lambda: clerk, name="clerk")
+
+        async def ask(text: str) -> None:
+            try:
+                await ref.ask(Note(text), timeout=1.0)
+            except TurnkeeperError as late:
+                told[text] = type(late)
+
+        group.start_soon(ask, "in the batch")
+        await settle()
+        group.start_soon(ask, "in the mailbox")
+        await clock.advance(2.0)
+
+        clerk.gate.set()
+        await settle()
+
+    assert told == {"in the batch": NotAnsweredInTime, "in the mailbox": NotStartedInTime}
+    assert clerk.batches == [["in the batch"]]
 
 
 async def test_a_batch_begins_with_its_control_messages() -> None:
