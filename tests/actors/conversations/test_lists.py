@@ -26,7 +26,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.listing import ListedConversation
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import InvalidInput
-from turnkeeper.actors.events import AgentMessageEvent
+from turnkeeper.actors.events import AgentMessageEvent, CondensationRequestEvent
 from turnkeeper.actors.journal import Journal, Listing, ListOrder, ListQuery, Record
 from turnkeeper.actors.journals.files import check_listing, reindex, verify_logs
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
@@ -162,9 +162,11 @@ async def test_what_is_taken_back_is_shown_no_more(journal: Journal) -> None:
         assert (await row(conversations)).last_message == "by hand"
 
 
+@pytest.mark.parametrize(("appends", "status"), [("resumed", "idle"), ("a request", "paused")])
 async def test_a_row_that_old_code_left_behind_is_mended_by_the_next_owner(
-    journal: Journal,
+    appends: str, status: str
 ) -> None:
+    """Also if what it appends first changes no row by itself."""
     store = MemoryStore()
     async with verified(HeldAgent(), journal=MemoryJournal(store)) as conversations:
         await (await conversations["c"].send("A")).end()
@@ -178,8 +180,11 @@ async def test_a_row_that_old_code_left_behind_is_mended_by_the_next_owner(
         assert (await old.page(ListQuery(1))).rows[0].is_stale
     async with verified(HeldAgent(), journal=MemoryJournal(store)) as conversations:
         assert (await conversations.list()).rows[0].is_stale
-        await conversations["c"].resume()
-        assert (await row(conversations)).status == "idle"
+        if appends == "resumed":
+            await conversations["c"].resume()
+        else:
+            await conversations["c"].append(CondensationRequestEvent())
+        assert (await row(conversations)).status == status
 
 
 async def test_an_import_is_listed_and_a_row_without_owner_is_indexed_again(
