@@ -200,6 +200,31 @@ async def test_readers_that_only_wait_hear_of_the_successor_once_the_lease_is_lo
             group.cancel_scope.cancel()
 
 
+async def test_a_reader_does_not_wait_for_an_owner_that_lost_the_lease_in_its_first_commit(
+    world: World,
+) -> None:
+    """The loss was told before readers were given the owner, so nothing would tell them again."""
+    seen: list[str] = []
+    async with world.first() as conversations:
+
+        async def read() -> None:
+            async for logged in conversations["c"].events():
+                seen.append(brief(logged.event))  # noqa: PERF401 - looked at meanwhile
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await settle()
+            world.journal.loses_in_append = True
+            await conversations["c"].append(EVENT)
+            world.journal.loses_in_append = False
+            await settle()
+
+            await world.rival_says("B")
+            await settle()
+            assert "u:B" in seen
+            group.cancel_scope.cancel()
+
+
 async def test_readers_do_not_wait_for_an_owner_that_waits_for_the_database(world: World) -> None:
     seen: list[str] = []
     async with world.first() as conversations:
