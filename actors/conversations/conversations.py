@@ -183,7 +183,7 @@ class Conversations:
         # Imported here, and not above: loading the events and the owner takes most of the time.
         from ..agents.watcher import Watching
         from ..core.working_state import ConversationSettings
-        from ..owner.actor import Setup
+        from ..owner.actor import ConversationActor, Setup
         from ..owner.draining import Drain
         from ..owner.nodes import NodeLink
         from ..owner.subscriptions import Subscriptions
@@ -195,6 +195,7 @@ class Conversations:
             check_settings,
             is_resumable,
         )
+        from .conversation import Conversation
 
         settings = ConversationSettings(
             on_overlap=on_overlap,
@@ -234,6 +235,9 @@ class Conversations:
             watching=Watching(),
             node_link=NodeLink(),
         )
+        # Kept, and not imported again: an import statement costs as much as a dozen calls.
+        self._handle_class = Conversation
+        self._owner_class = ConversationActor
         self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
         self._closing = anyio.Lock()
@@ -350,21 +354,17 @@ class Conversations:
         self._setup.subscriptions.begin_closing()
 
     def _make_owner(self, conversation_id: str) -> ConversationActor:
-        from ..owner.actor import ConversationActor
-
         # A handle that was kept still reaches the region, if the caller's runtime goes on.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
         setup = self._setup
         if self._configure is not None:
             setup = _configured(setup, self._configure(conversation_id))
-        return ConversationActor(conversation_id, setup)
+        return self._owner_class(conversation_id, setup)
 
     def __getitem__(self, conversation_id: str) -> Conversation:
         """Return a handle; the conversation begins with its first chat message."""
-        from .conversation import Conversation
-
-        return Conversation(conversation_id, self._open_region(), self._setup)
+        return self._handle_class(conversation_id, self._open_region(), self._setup)
 
     def __contains__(self, conversation_id: object) -> NoReturn:
         raise TypeError(
