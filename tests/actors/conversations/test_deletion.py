@@ -28,6 +28,7 @@ from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationNotFound,
+    CorruptLog,
     InvalidInput,
     JournalUnavailable,
     OwnedElsewhere,
@@ -412,6 +413,23 @@ async def test_a_deletion_that_could_not_be_made_is_told_and_everything_is_there
         journal.error = None
 
         assert await log_of(conversations["c"]) == ["u:A", "a:a(A)"]
+        assert await (await conversations["c"].send("B")).reply() == "a(B)"
+
+
+async def test_a_deletion_that_the_journal_refuses_is_told_and_its_owner_goes_on() -> None:
+    journal = HeldDeletion()
+    journal.let.set()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        await (await conversations["c"].send("A")).end()
+        before = await journal.info("c")
+        journal.error = CorruptLog("c", 2, "it is damaged")
+
+        with pytest.raises(CorruptLog):
+            await conversations.delete("c")
+        with pytest.raises(CorruptLog):
+            await conversations.expire(before=before.updated_at + 1.0)
+
+        assert await journal.info("c") == before
         assert await (await conversations["c"].send("B")).reply() == "a(B)"
 
 
