@@ -796,6 +796,123 @@ PROMISES = [
         test="tests/actors/core/test_turn_rules.py::"
         "test_an_owner_keeps_no_more_of_the_newest_events_in_memory_than_its_limit",
     ),
+    Mutant(
+        "places of a commit are not compared with what was decided",
+        ConversationActor,
+        "_are_in_place",
+        "return seqs[0]",
+        "return True or seqs[0]",
+        test="tests/actors/owner/test_lease_loss.py::"
+        "test_an_event_that_a_rival_has_written_too_is_no_violation",
+    ),
+    Mutant(
+        "an owner whose lease has run out is asked for the newest events",
+        ConversationActor,
+        "recent_after",
+        "if not self._setup.journal.is_lease_valid(since=self._claimed_at):",
+        "if False:",
+        test="tests/actors/owner/test_recent_events.py::"
+        "test_a_reader_does_not_wait_for_an_owner_whose_lease_has_run_out",
+    ),
+    Mutant(
+        "a piece of an answer overtakes what waits in the mailbox",
+        ConversationActor,
+        "take_piece",
+        "if not (self.context.is_at_rest and is_valid):",
+        "if not is_valid:",
+        test="tests/actors/conversations/test_turns_following.py::"
+        "test_a_piece_written_while_a_commit_is_under_way_comes_after_its_events",
+    ),
+    Mutant(
+        "a piece of an answer is shown after the lease is lost",
+        ConversationActor,
+        "take_piece",
+        "if not (self.context.is_at_rest and is_valid):",
+        "if not self.context.is_at_rest:",
+        test="tests/actors/owner/test_lease_loss.py::"
+        "test_no_piece_of_an_answer_is_shown_after_the_lease_is_lost",
+    ),
+    Mutant(
+        "an owner whose lease has run out is not ended",
+        ConversationActor,
+        "end_if_lapsed",
+        "self.context.ref.tell_nowait(GetView(), control=True)",
+        "pass",
+        test="tests/actors/owner/test_lease_loss.py::"
+        "test_an_answer_without_a_write_is_not_given_by_an_owner_that_may_have_lost",
+    ),
+    Mutant(
+        "a lease that is lost in the first commit is not noticed",
+        ConversationActor,
+        "_publish",
+        "self.end_if_lapsed()",
+        "pass",
+        test="tests/actors/owner/test_lease_loss.py::"
+        "test_a_reader_does_not_wait_for_an_owner_that_lost_the_lease_in_its_first_commit",
+    ),
+    Mutant(
+        "an answer without a write is given under a lapsed lease",
+        ConversationActor,
+        "_run",
+        "self.check_lease()",
+        "pass",
+        test="tests/actors/owner/test_lease_loss.py::"
+        "test_an_answer_without_a_write_is_not_given_by_an_owner_that_may_have_lost",
+    ),
+    Mutant(
+        "a log that another process has begun counts as empty",
+        ConversationActor,
+        "_run",
+        "await self._check_is_empty()",
+        "pass",
+        test="tests/actors/conversations/test_forks.py::"
+        "test_a_fork_takes_a_name_from_another_process_whose_log_of_it_is_empty",
+    ),
+    Mutant(
+        "an owner begins beside the fork that takes its name",
+        ConversationActor,
+        "_open",
+        "await forking.made.wait()",
+        "pass",
+        test="tests/actors/conversations/test_forks.py::"
+        "test_a_turn_of_a_deleted_conversation_that_is_cancelled_while_a_fork_takes_its_name",
+    ),
+    Mutant(
+        "a new owner leaves a row of lists behind",
+        ConversationActor,
+        "_open",
+        "self._listed_seq = None",
+        "self._listed_seq = state.seq",
+        test="tests/actors/conversations/test_lists.py::"
+        "test_a_row_that_old_code_left_behind_is_mended_by_the_next_owner",
+    ),
+    Mutant(
+        "an agent sees what is decided and not yet committed",
+        ConversationActor,
+        "_decide",
+        "self._view = self.view",
+        "pass",
+        test="tests/actors/owner/test_loop.py::"
+        "test_an_agent_sees_the_committed_view_while_a_commit_waits",
+    ),
+    Mutant(
+        "a deletion that the journal refuses is answered",
+        ConversationActor,
+        "_delete",
+        "delivery.fail(refusal)  # there was",
+        "delivery.reply(None)  # there was",
+        test="tests/actors/conversations/test_deletion.py::"
+        "test_a_deletion_that_the_journal_refuses_is_told_and_its_owner_goes_on",
+    ),
+    Mutant(
+        "a late ask of a batch is told that nothing happened",
+        _slice,
+        "run_batch",
+        "item.is_started = is_ask = True",
+        "is_ask = True",
+        test="tests/runtime/test_batches.py::"
+        "test_a_late_ask_of_a_batch_may_have_been_handled_and_one_in_the_mailbox_was_not",
+    ),
 ]
 """Faults placed by what is promised, and not by where the code is that keeps the promise."""
 
