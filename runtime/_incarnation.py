@@ -8,7 +8,8 @@ All of these end with it.
    unanswered asks fail and watches are taken back.
 2. Nothing can be armed or reached through it after `close`. Code that still holds it (an effect
    given up as stuck, a caller that kept a context) is refused with `ActorEnded`.
-3. It fails once. Errors of its effects and children that come after `close` are only reported.
+3. It fails once. Errors of its effects and children that come after `close` are only reported,
+   and the refusals of 2 not even that.
 
 The tables are made at first use: most actors need none of them.
 """
@@ -25,6 +26,7 @@ from ._effects import Effect
 from ._hooks import Hooks
 from ._messages import Ask, Firing, Item, Order, OrderKind
 from ._reports import Failure
+from ._supervision import leaves
 from ._timers import Timer
 from ._world import World
 from .errors import ActorEnded, ActorFailed
@@ -198,11 +200,18 @@ class Incarnation:
             self.place.note_if_idle()
 
     def fail(self, error: BaseException, found: str) -> None:
-        """Fail the actor with the error of an effect or child; if it is ending, only report it."""
+        """Fail the actor with the error of an effect or child; if it is ending, only report it.
+
+        An effect that tries to start something once the actor has begun to end cannot know that:
+        the refusal that ends it is no failure.
+        """
         if self.is_open:
             self.place.give_order(Order(OrderKind.FAIL, error, found, self))
-        else:
+        elif not all(self._has_refused(leaf) for leaf in leaves(error)):
             self.report_late(error, found)
+
+    def _has_refused(self, error: BaseException) -> bool:
+        return isinstance(error, ActorEnded) and error.actor == self.name
 
     def report_late(self, error: BaseException, found: str) -> None:
         """Report an error that does not fail the incarnation, because it is ending already."""

@@ -1,6 +1,7 @@
 """Nothing that belongs to an actor outlives it, and nothing can be started while it ends."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -235,6 +236,37 @@ async def test_an_error_in_an_effects_clean_up_is_reported_while_its_actor_stops
             assert isinstance(failure, Failure)
             assert str(failure.error) == "in its clean-up"
             assert "effect" in failure.decision
+            assert isinstance(await anext(reports), Stopped)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+async def test_an_effect_that_is_refused_as_its_actor_ends_is_no_failure(
+    start: Callable[[ActorContext, Any], object], is_grouped: bool
+) -> None:
+    """An effect that ends by arming a timer cannot know that its actor was told to stop."""
+    gate = anyio.Event()
+    async with Runtime() as runtime:
+        other = runtime.spawn(Counter, name="other")
+
+        async def run(context: ActorContext) -> None:
+            with anyio.CancelScope(shield=True):
+                await gate.wait()
+            if is_grouped:
+                async with anyio.create_task_group():
+                    start(context, other)
+            start(context, other)
+
+        async def begin(actor: Actor) -> None:
+            actor.context.start_effect(partial(run, actor.context), name="late")
+
+        ref = runtime.spawn(Counter, name="ending")
+        with runtime.events.subscribe(object) as reports:
+            await ref.tell(Run(begin))
+            await settle()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ref.stop)
+                await settle()
+                gate.set()
             assert isinstance(await anext(reports), Stopped)
 
 

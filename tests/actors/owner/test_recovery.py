@@ -268,6 +268,36 @@ async def test_the_looks_of_two_processes_drift_apart() -> None:
     assert len(set(pauses)) == len(pauses)
 
 
+async def test_a_look_that_ends_as_the_conversations_close_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It arms the timer of the next look, which the ending actor refuses."""
+
+    class Slow(MemoryJournal):
+        looks = 0
+
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            self.looks += 1
+            if self.looks > 1:  # the first is that of entering
+                with anyio.CancelScope(shield=True):
+                    await gate.wait()
+                raise JournalUnavailable("not now")
+            return await super().find_abandoned()
+
+    gate, clock, journal = anyio.Event(), VirtualClock(), Slow()
+    here = Conversations(HeldAgent(), journal=journal, ports=clock.ports())
+    await here.start()
+    await clock.advance(TWO_LOOKS_S)
+    assert journal.looks == 2
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(here.aclose)
+        await settle()
+        gate.set()
+    (told,) = (each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING)
+    assert "search for unfinished conversations failed" in told
+
+
 @pytest.mark.parametrize("every_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_pause_between_looks_that_makes_no_sense_is_refused(every_s: float) -> None:
     with pytest.raises(InvalidInput, match="recover_every_s"):
