@@ -191,10 +191,12 @@ class Ref(Generic[M_contra]):
                 forget_wait(asker, ask)
         if (error := ask.error) is not None:
             self._leave(ask)
+            # The error's traceback holds this frame, and that of the handler's slice, which may
+            # hold the ask; neither the frame nor the ask must hold the error as well.
+            ask.error = None
             try:
                 raise error
             finally:
-                # The error's traceback holds this frame; the frame must not hold the error as well.
                 del ask, error
         answer: R = ask.value
         return answer

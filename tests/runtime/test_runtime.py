@@ -1,5 +1,8 @@
 """What an actor and its callers can count on, in the ordinary course of things."""
 
+import gc
+import traceback
+
 import anyio
 import pytest
 
@@ -97,6 +100,43 @@ async def test_refused_is_an_answer_from_a_handler_that_has_waited_too(
             await settle()
             opened.set(None)
         assert await ref.ask(Get()) == 1, "it was not restarted"
+
+
+class Refusing(Actor):
+    def receive(self, message: object) -> object:
+        del message
+        raise Refused("not like that")
+
+
+class RefusingLater(Actor):
+    async def receive(self, message: object) -> object:
+        del message
+        raise Refused("not like that")
+
+
+@pytest.mark.parametrize("kind", [Refusing, RefusingLater])
+async def test_refusals_leave_nothing_to_the_garbage_collector(kind: type[Actor]) -> None:
+    """The error held the frames that it had passed, one of these the ask, and the ask the error."""
+    asks = 20
+
+    async def ask_each() -> int:
+        gc.collect()
+        for _ in range(asks):
+            try:
+                await ref.ask(Get())
+            except Refused as refusal:
+                frames = traceback.extract_tb(refusal.__traceback__)
+                assert frames[-1].line == 'raise Refused("not like that")'
+        return gc.collect()
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(kind, name="refusing")
+        await ask_each()
+        gc.disable()
+        try:
+            assert await ask_each() < asks
+        finally:
+            gc.enable()
 
 
 class Batching(Actor):
