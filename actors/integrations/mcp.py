@@ -10,17 +10,17 @@ start it as a process and speak with it over its standard input and output. It p
    A tool that no model could call, or whose name another tool has already, is left out, and a
    warning is logged.
 2. Every call gets a result. If the server fails, ends or falls silent while a call runs, the result
-   says that the call may have happened. Over HTTP, calls work again once the server is back, unless
-   it has forgotten the session. This does not hold for a `Client` over HTTP that you pass: in mcp
-   2.3, a connection that fails ends it, and cancels the block.
+   says that the call may have happened. With a URL, calls work again once the server is back,
+   unless it has forgotten the session. A failed connection ends a `Client` over HTTP that you pass:
+   a warning is logged, and later calls say that nothing happened.
 3. Leaving the block ends the connection, and the server's process if it was started here.
 
 The block has the tools that the server offers when it is entered. An image, a sound or a file in a
 result is only mentioned, since a result is a text. A server's claims about its own tools (that one
 is harmless, say) count only with `is_trusted=True`.
 
-It runs on asyncio and on trio. The connection belongs to the task that enters the block, and calls
-run in their turns; so enter it around `Conversations`.
+It runs on asyncio and on trio. The connection has a task of its own, a child of the one that enters
+the block, and calls run in their turns; so enter it around `Conversations`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from math import inf
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+import anyio
+from anyio.abc import TaskStatus
 from pydantic import ValidationError
 from pydantic_core import to_json
 
@@ -40,7 +42,7 @@ from turnkeeper.runtime import Unavailable
 
 from ..agents.tools import Tool, ToolContext
 from ..errors import InvalidInput
-from ..log_lines import log_failure
+from ..log_lines import log_failure, log_unavailable
 from ..tool_calls import Risk, ToolResult
 from ..values.api_names import api_tool_name
 from ..values.text import error_text, storable
@@ -99,10 +101,9 @@ async def mcp_tools(
     failure: Exception | None = None
     is_connected = False
     try:
-        async with _client(server, timeout_s) as client:
-            listed = await _listed(client)
+        async with _connected(server, timeout_s) as connected:
+            listed = await _listed(connected.client)
             is_connected = True
-            connected = _Connected(client)
             tools: dict[str, Tool] = {}
             for one in listed:
                 tool = _tool(connected, one, prefix, timeout_s, is_trusted=is_trusted)
@@ -110,10 +111,8 @@ async def mcp_tools(
                     _leave_out(one, InvalidInput("the server lists two tools of this name"))
             try:
                 yield list(tools.values())
-            except Exception as error:  # noqa: BLE001 - raised below: the client's groups would wrap it
+            except Exception as error:  # noqa: BLE001 - raised below: the task group would wrap it
                 failure = error
-            finally:
-                connected.is_left = True
     except Exception as error:
         if is_connected:
             raise
@@ -143,6 +142,47 @@ def _name(server: McpServer) -> str:
     if isinstance(server, StdioServerParameters):
         return server.command
     return urlsplit(server).netloc.rpartition("@")[2] if isinstance(server, str) else ""
+
+
+@dataclass(slots=True)
+class _Connected:
+    """The client of one block, until it has ended; its tools may still be called later."""
+
+    client: Client
+    has_ended: bool = False
+
+
+@asynccontextmanager
+async def _connected(server: McpServer, timeout_s: float) -> AsyncIterator[_Connected]:
+    """Connect in a task of its own, until the end of the block.
+
+    The package's client cancels the task that has entered it if the connection fails.
+    """
+    leaving = anyio.Event()
+
+    async def host(*, task_status: TaskStatus[_Connected]) -> None:
+        connected: _Connected | None = None
+        try:
+            async with _client(server, timeout_s) as client:
+                connected = _Connected(client)
+                task_status.started(connected)
+                try:
+                    await leaving.wait()
+                finally:
+                    connected.has_ended = True
+        except Exception as error:
+            if connected is None:
+                raise
+            first = _first(error)
+            log_unavailable("connection to an MCP server failed", first, server=_name(server))
+
+    async with anyio.create_task_group() as group:
+        connected = await group.start(host)
+        try:
+            yield connected
+        finally:
+            connected.has_ended = True
+            leaving.set()
 
 
 @asynccontextmanager
@@ -208,21 +248,13 @@ async def _listed(client: Client) -> Sequence[mcp_types.Tool]:
     raise McpUnavailable(f"its list of tools has more than {_PAGES_MAX} pages")
 
 
-@dataclass(slots=True)
-class _Connected:
-    """The client of one block, until the block is left; its tools may still be called later."""
-
-    client: Client
-    is_left: bool = False
-
-
 def _tool(
     server: _Connected, listed: mcp_types.Tool, prefix: str, timeout_s: float, *, is_trusted: bool
 ) -> Tool | None:
     """Make a tool from a server's tool; None if no model could call it."""
 
     async def run(arguments: Mapping[str, object], context: ToolContext) -> ToolResult:  # noqa: ARG001 - all tools are given both
-        if server.is_left:
+        if server.has_ended:
             return ToolResult(_GONE, is_error=True)
         return await _called(server.client, listed.name, arguments, read_timeout_s=2 * timeout_s)
 

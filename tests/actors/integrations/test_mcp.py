@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -197,6 +198,25 @@ async def test_a_server_that_dies_over_http_fails_its_calls_alone() -> None:
     assert refused.is_error
     assert refused.content.startswith("MCPError: ConnectError: ")
     assert refused.content.endswith("; nothing happened")
+
+
+async def test_a_client_over_http_that_loses_its_server_fails_its_calls_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It cancels the task that has entered it: that was the one of the block."""
+    async with over_http() as url, mcp_tools(Client(url)) as tools:
+        died, later = [await one(tools, name) for name in ("die", "nothing")]
+        await anyio.lowlevel.checkpoint()
+    assert isinstance(died, AgentErrorEvent)
+    assert died.may_have_happened
+    assert died.content == "no result: MCPError: Connection closed; the call may have happened"
+    assert isinstance(later, ObservationEvent)
+    assert later.is_error
+    assert later.content == (
+        "the connection to the tool's server was closed before the call; nothing happened"
+    )
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "connection to an MCP server failed" in line
 
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
