@@ -71,8 +71,17 @@ async def _pieces(answer: AsyncGenerator[str]) -> AsyncGenerator[str]:
 def agent(function: AgentFunction) -> FunctionAgent:
     """Make an agent of an `async def` that takes the turn.
 
-    It answers with `turn.say` and `turn.stream`, or by returning or yielding its text.
+    It answers with `turn.say` and `turn.stream`, or by returning or yielding its text. Raises
+    `InvalidInput` if `function` is anything else.
     """
     if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
         raise InvalidInput(f"@agent takes an `async def`, and {function!r} is not one")
+    parameters = inspect.signature(function)
+    try:
+        parameters.bind(None)
+    except TypeError:
+        raise InvalidInput(
+            f"@agent takes an `async def` that can be called with the turn alone, and {function!r} "
+            f"takes {parameters}"
+        ) from None
     return FunctionAgent(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -82,6 +83,21 @@ async def test_an_answer_that_is_no_text_fails_the_turn_and_says_why(made: Any, 
         ended = await (await conversations["c"].send("hello")).end()
         assert ended.outcome == "failed"
         assert ended.detail.startswith(found)
+
+
+def test_a_function_that_cannot_be_called_with_a_turn_alone_is_no_agent() -> None:
+    """It failed at its first turn."""
+
+    async def none() -> str:
+        return "hi"
+
+    async def two(turn: TurnContext, other: object) -> AsyncGenerator[str]:
+        yield f"{turn} {other}"
+
+    for function in (none, two):
+        with pytest.raises(InvalidInput, match=r"called with the turn alone, and .* takes \("):
+            agent(function)  # type: ignore[arg-type]  # that is the case
+    agent(partial(two, other=1))
 
 
 def test_a_function_that_is_not_async_is_no_agent() -> None:
