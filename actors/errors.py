@@ -609,6 +609,7 @@ class OwnedElsewhere(OwnershipLost):
             "send to that owner, or stop it; SQLiteJournal(path, takeover=True) takes a file from "
             "an owner that hangs"
         )
+        self.owned = owned
         self.owner = owner
 
 

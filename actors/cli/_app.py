@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, Protocol
 
 import anyio
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
@@ -88,6 +89,10 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """The commands as the help lists them, each with its line."""
 
+_TAKE_JOURNALS = frozenset(_SECTIONS["Read a journal"]) | frozenset(_SECTIONS["Maintain a journal"])
+_MEANT = {"int_parsing": "must be a whole number", "float_parsing": "must be a number"}
+"""Pydantic's errors of values that typer reads, in the words of the command line."""
+
 
 class _Formatter(Protocol):
     """The part of click's formatter that is used here; typer ships its own copy of click."""
@@ -110,12 +115,31 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
         """Run the command."""
         with told_output():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except typer.TyperException as error:
+                error.message = _in_our_words(error, ctx.invoked_subcommand)
+                raise
 
     def format_commands(self, _ctx: object, formatter: _Formatter) -> None:
         for title, commands in _SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<8}", line) for name, line in commands.items()])
+
+
+def _in_our_words(error: typer.TyperException, command: str | None) -> str:
+    """Return what an error says of the arguments, without pydantic's words; say where DB goes."""
+    said = error.message
+    if isinstance(error.__cause__, ValidationError):
+        found = error.__cause__.errors()[0]["type"]
+        return _MEANT.get(found) or (
+            said.removeprefix("Value error, ").replace("Input should be", "must be")
+        )
+    if said == "No such option: --db" and command in _TAKE_JOURNALS:
+        return f"{said}; this command takes the journal as its argument: {command} DB"
+    if said.startswith("Got unexpected extra argument") and command in ("demo", "serve", "stress"):
+        return f"{said}; name the journal with --db"
+    return said
 
 
 app = typer.Typer(

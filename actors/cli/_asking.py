@@ -17,6 +17,7 @@ from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import ConversationNotFound, CorruptLog
 from ._display import printable
+from ._error_lines import error_line
 from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail, forget_output
 from ._journal_jobs import is_url
 from ._naming import is_text
@@ -67,7 +68,7 @@ def told(db: str, schema: str = SCHEMA) -> Iterator[None]:
     except CorruptLog as error:
         fail(BROKEN, str(error))
     except TurnkeeperError as error:
-        fail(UNUSABLE, " ".join(str(error).split()))
+        fail(UNUSABLE, error_line(error))
     except BrokenPipeError:
         raise  # `told_output` gives the exit status
     except OSError as error:

@@ -222,6 +222,9 @@ def import_(
     read; 2, some of it could not be used, and the rest is imported.
     """
     with told(db, schema):
+        if jobs.is_other_file(db):
+            found = f"{db} is no journal: the first argument is the journal to import into"
+            fail(UNUSABLE, printable(f"{found}; nothing was done"))
         run = partial(jobs.import_all, keep_users=keep_users, source=source and source.value)
         imported = anyio.run(run, db, schema, files)
     if imported.problems:

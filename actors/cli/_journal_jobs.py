@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -47,6 +47,7 @@ from ..owner.loading import load_state
 from ..recordings.importing import import_recorded
 from ..recordings.peers import PEERS, read_peer
 from ..recordings.transcripts import Parsed, parse_recorded
+from ._error_lines import error_line
 from ._naming import conversation_names
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "export_chats",
     "export_to",
     "import_all",
+    "is_other_file",
     "is_url",
     "list_all",
     "list_rows",
@@ -87,6 +89,15 @@ OnProgress = Callable[[int, int], None]
 
 def is_url(db: str) -> bool:
     return db.startswith(_URLS)
+
+
+def is_other_file(db: str) -> bool:
+    """True if there is a file at this path that is no SQLite database."""
+    if is_url(db) or not Path(db).is_file():
+        return False
+    with suppress(OSError), Path(db).open("rb") as file:
+        return file.read(len(_SQLITE_BEGINS)) not in (b"", _SQLITE_BEGINS)
+    return False
 
 
 def open_journal(
@@ -360,7 +371,7 @@ def _noting_problems(path: Path, result: ImportResult) -> Iterator[None]:
         MessageIdConflict,
         OwnershipLost,
     ) as error:
-        result.problems.append(f"{path}: {error}")
+        result.problems.append(f"{path}: {error_line(error)}")
     except (OSError, UnicodeDecodeError) as error:
         result.problems.append(f"{path}: cannot be read: {error}")
 
@@ -410,7 +421,7 @@ async def _import_parsed(
             try:
                 imported = await import_recorded(journal, name, recorded)
             except (ConversationExists, OwnershipLost) as error:
-                result.problems.append(str(error))
+                result.problems.append(error_line(error))
             else:
                 result.conversations += 1
                 result.events += imported.records
@@ -453,5 +464,5 @@ async def delete_all(
                 except ConversationNotFound:
                     problems.append(f"{name}: another process has deleted it")
                 except (OwnedElsewhere, CorruptLog) as error:
-                    problems.append(str(error))
+                    problems.append(error_line(error))
     return deleted, problems

@@ -36,6 +36,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..errors import JournalRefused, JournalUnavailable
 from ..owner.draining import check_drain
 from ._asking import SCHEMA, Schema, refuse_schema
+from ._error_lines import error_line
 from ._exits import BROKEN, UNUSABLE, fail, finite
 from ._journal_jobs import LEASE_S, open_journal
 
@@ -258,9 +259,9 @@ def serve(
             listening.enter_context(server.listener)
             anyio.run(server.run, backend=backend)
     except JournalUnavailable as away:
-        fail(BROKEN, _in_one_line(away))
+        fail(BROKEN, error_line(away))
     except TurnkeeperError as error:
-        fail(UNUSABLE, _in_one_line(error))
+        fail(UNUSABLE, error_line(error))
 
 
 def inspect(
@@ -295,7 +296,7 @@ def inspect(
         with server.listener:
             anyio.run(server.run)
     except TurnkeeperError as error:
-        fail(UNUSABLE, _in_one_line(error))
+        fail(UNUSABLE, error_line(error))
 
 
 def _check_extra(command: str, backend: Backend = "asyncio") -> None:
@@ -565,7 +566,7 @@ class _Served:
             except JournalUnavailable as error:
                 if anyio.current_time() >= until:
                     raise
-                _say(f"waiting {self.database_wait_s:g} s at most: {_in_one_line(error)}")
+                _say(f"waiting {self.database_wait_s:g} s at most: {error_line(error)}")
             if not await self._wait_for_database(until, signals):
                 return None
 
@@ -687,10 +688,6 @@ async def _drain(gateway: Gateway, signals: AsyncIterator[signal.Signals], grace
         group.start_soon(hurry)
         await gateway.drain(grace_s)
         group.cancel_scope.cancel()
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _say(line: str) -> None:

@@ -16,7 +16,6 @@ import anyio
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from turnkeeper.runtime import Ports
@@ -369,13 +368,12 @@ def report_verdict(
         )
         raise typer.Exit(status if verdict.is_sound else BROKEN)
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for label, name in _ROWS:
-        table.add_row(label, Text(f"{totals.get(name, 0):,}", justify="right"), "")
-    for fault, count in verdict.counts.items():
-        style = "bold red" if count else "green"
-        table.add_row(f"… {fault}", Text(f"{count:,}", style, justify="right"), _MEANT[fault])
-    console.print(table)
+    rows = [(label, totals.get(name, 0), "", "") for label, name in _ROWS]
+    rows += [
+        (f"… {fault}", count, "bold red" if count else "green", _MEANT[fault])
+        for fault, count in verdict.counts.items()
+    ]
+    _print_rows(console, rows)
     if verdict.is_sound:
         console.print(Text("Nothing was found.", style="green"))
         raise typer.Exit(status)
@@ -387,6 +385,19 @@ def report_verdict(
     if history is not None:
         console.print(Text(f"the history is in {history}"), soft_wrap=True)
     raise typer.Exit(BROKEN)
+
+
+def _print_rows(console: Console, rows: Sequence[tuple[str, int, str, str]]) -> None:
+    """Print labels, counts in a style, and meanings; no line ends with blanks."""
+    label_width = max(len(label) for label, *_ in rows)
+    count_width = max(len(f"{count:,}") for _, count, *_ in rows)
+    indent = label_width + count_width + 4
+    for label, count, style, meaning in rows:
+        first, *more = Text(meaning).wrap(console, max(20, console.width - indent)) or [Text()]
+        shown = Text(f"{label:<{label_width}}  ").append(f"{count:>{count_width},}", style)
+        for line in (shown.append("  ").append(first), *(Text(" " * indent) + one for one in more)):
+            line.rstrip()
+            console.print(line, soft_wrap=True)
 
 
 _ROWS = (

@@ -39,6 +39,7 @@ from ..journals.sqlite.journal import SQLiteJournal
 from ..recordings.audit import message_id
 from ..recordings.transcripts import RecordedStep
 from ..tool_calls import ToolCall
+from ._error_lines import error_line
 from ._protocol import (
     Accepted,
     Ended,
@@ -316,7 +317,7 @@ def serve(
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        report(Failed(error=type(cause).__name__, why=str(cause)))
+        report(Failed(error=type(cause).__name__, why=error_line(cause)))
         raise SystemExit(1) from error
 
 

@@ -200,6 +200,32 @@ def test_an_option_that_is_a_number_is_a_finite_one(name: str, option: str, valu
     assert f"Invalid value for '{option}'" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "a.db", "--at", "x"], "Invalid value for '--at': must be a whole number"),
+        (["show", "a.db", "--at", "0"], "'--at': must be greater than or equal to 1"),
+        (["replay", "a", "--overlap", "x"], "Invalid value for '--overlap': must be a number"),
+        (["replay", "a", "--policy", "x"], "Invalid value for '--policy': 'x' is not one of"),
+        (["show", "--db", "a.db"], "takes the journal as its argument: show DB"),
+        (["import", "--db", "a.db", "x"], "takes the journal as its argument: import DB"),
+        (["inspect", "--db", "a.db"], "takes the journal as its argument: inspect DB"),
+        (["token", "--db", "a.db"], "No such option: --db\n"),
+        (["demo", "a.db"], "Got unexpected extra argument(s) (a.db); name the journal with --db"),
+        (["stress", "a.db"], "name the journal with --db"),
+        (["serve", "m:agent", "a.db"], "name the journal with --db"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_told_in_the_words_of_the_command_line(
+    arguments: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Input should be" not in result.stderr
+
+
 _INTERRUPTED_IN_AN_IMPORT = """
 import sys
 

@@ -364,7 +364,9 @@ def test_beside_a_writer_reading_goes_on_and_writing_is_refused_in_a_line(
         ("repair", path, "-y"),
     )
     for arguments in refused:
-        assert f"is owned by process {writer.pid} " in told(*arguments)
+        said = told(*arguments)
+        assert f"is owned by process {writer.pid} " in said
+        assert said.endswith("if it hangs, kill it: all that it has acknowledged stays")
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     assert command("delete", path, "alice", "-y").stdout == "1 conversation deleted\n"
@@ -590,6 +592,18 @@ def test_a_database_of_sqlite_is_imported_only_with_the_name_of_its_program(
         said = command("import", tmp_path / "new.db", path, *source, check=2).stderr
         assert f"is an SQLite database{why}; name the program that wrote it with --from" in said
         assert "`turnkeeper export`" in said
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_arguments_of_an_import_in_the_wrong_order_are_told(
+    path: Path, tmp_path: Path, is_there: bool
+) -> None:
+    """The journal was called a file that another program wrote, or one that is not there."""
+    exported = tmp_path / "all.jsonl"
+    command("export", path, "-o", exported)
+    said = told("import", exported, path if is_there else tmp_path / "new.db")
+    assert f"{exported} is no journal: the first argument is the journal to import into" in said
     assert not (tmp_path / "new.db").exists()
 
 

@@ -445,6 +445,7 @@ def test_a_journal_that_is_owned_elsewhere_is_left_alone(
     assert result.exit_code == 1
     assert "the worker failed: OwnedElsewhere: " in result.stderr
     assert "is owned by the shop" in result.stderr
+    assert "stop that process first" in result.stderr
     assert result.stderr.endswith("turnkeeper: nothing had been acknowledged\n")
 
 

@@ -1,0 +1,17 @@
+"""What an error says to a user of the command line; loads nothing that the workers do not need."""
+
+from __future__ import annotations
+
+from ..errors import OwnedElsewhere
+
+__all__ = ["error_line"]
+
+
+def error_line(error: BaseException) -> str:
+    """Return in one line what an error says, and what a user of the command line can do."""
+    if isinstance(error, OwnedElsewhere):
+        return (
+            f"{error.owned} is owned by {error.owner}, which is alive; nothing was changed; stop "
+            "that process first; if it hangs, kill it: all that it has acknowledged stays"
+        )
+    return " ".join(str(error).split())
