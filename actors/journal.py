@@ -25,7 +25,7 @@ journal inherit it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, Self
 
 from .errors import ConversationDeleted
@@ -52,6 +52,11 @@ __all__ = [
 
 READ_PAGE = 512
 """The records that are read at once: a page holds up other reads for a few milliseconds."""
+
+READ_BYTES = 4 << 20
+"""A page ends with the record with which its payloads have this many bytes, even if its `limit`
+allows more. But its first two records are always in it: a reader that begins with a record that it
+knows, to see whether the log is still the same, reads on."""
 
 
 class Record(NamedTuple):
@@ -328,10 +333,11 @@ class Journal(Protocol):
     async def read(
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
-        """Return at most `limit` records with a seq above `after`, in order; none at the end.
+        """Return a page: at most `limit` records with a seq above `after`, in order.
 
-        Needs no ownership. Raises `ConversationNotFound`, or `CorruptLog` if a record differs
-        from the one that was written.
+        Needs no ownership. The page ends sooner if its payloads are large (see `READ_BYTES`), so a
+        short page need not be the end of the log, but an empty one is, if `limit` is not 0. Raises
+        `ConversationNotFound`, or `CorruptLog` if a record differs from the one that was written.
         """
 
     async def info(self, conversation_id: str) -> ConversationInfo:
@@ -458,6 +464,24 @@ class Journal(Protocol):
 
         A conversation that does not exist ends at 0.
         """
+
+
+def fitting(sizes: Iterable[int]) -> int:
+    """Return how many records of these sizes are in one page; the sizes are of their payloads."""
+    held = count = 0
+    for size in sizes:
+        if count > 1 and held >= READ_BYTES:
+            break
+        held += size
+        count += 1
+    return count
+
+
+def may_have_more(page: Sequence[StoredRecord], limit: int) -> bool:
+    """Return True unless a page, read with this limit, ended because the log does."""
+    if len(page) == limit:
+        return True
+    return len(page) > 1 and sum(len(record.payload) for record in page) >= READ_BYTES
 
 
 class LogPages:

@@ -39,6 +39,7 @@ from ..errors import (
 from ..journal import (
     LISTED_KINDS,
     LISTING_AGE_MAX,
+    READ_BYTES,
     Claim,
     FoundMessage,
     Journal,
@@ -72,6 +73,20 @@ async def read_all(journal: Journal, conversation_id: str, *, limit: int = 512) 
             assert record.seq == len(ids) + 1
             ids.append(record.event_id)
     return ids
+
+
+async def _read_pages(journal: Journal, name: str, after: int, limit: int) -> list[Record]:
+    """Return the rest of a log, read page by page, and check that each page ends where it must."""
+    records: list[Record] = []
+    while page := await journal.read(name, after=after, limit=limit):
+        *before, _ = sizes = [len(record.payload) for record in page]
+        assert len(page) <= limit
+        assert not before[1:] or sum(before) < READ_BYTES  # no longer than it may be
+        after += len(page)
+        if not (len(page) == limit or (len(page) > 1 and sum(sizes) >= READ_BYTES)):
+            assert not await journal.read(name, after=after, limit=limit)  # and no shorter
+        records += [Record(*record[2:]) for record in page]
+    return records
 
 
 async def _append(
@@ -142,6 +157,41 @@ class JournalContract:
             assert [record.seq for record in await journal.read("c", after=7, limit=2)] == [8, 9]
             assert list(await journal.read("c", after=10)) == []
             assert list(await journal.read("c", after=99)) == []
+
+    async def test_a_page_of_large_records_ends_at_a_number_of_bytes(self, tmp_path: Path) -> None:
+        """A page is held in memory at once, so its limit in records does not bound it."""
+        large = b'{"text": "' + b"x" * (READ_BYTES * 3 // 8) + b'"}'
+        rows = b'["' + b'", "'.join([b"y" * 10_000] * (READ_BYTES // 25_000)) + b'"]'
+        whole = b'{"text": "' + b"z" * READ_BYTES + b'"}'
+        image = b'["' + b'", "'.join([b"i" * 9_000] * (READ_BYTES // 9_000 + 1)) + b'"]'
+        small = b"{}"
+        kinds = [small, large, large, large, rows, rows, rows, large, rows, small, small]
+        kinds += [whole, small, image, image, small, small, whole]
+        records = [make_record(f"e{n}", payload) for n, payload in enumerate(kinds)]
+        async with self.make_journal(tmp_path) as journal:
+            epoch = (await journal.claim("c")).epoch
+            await journal.append("c", records, epoch=epoch, expected_seq=1, is_unfinished=False)
+            await _fork(journal, "c", "f", len(records) - 1, "f")
+
+            for limit in (512, 3):
+                assert await _read_pages(journal, "c", 0, limit) == records
+            for after in range(1, len(records)):
+                page = await journal.read("c", after=after)
+                assert [record.seq for record in page[:2]] == [after + 1, after + 2][: len(page)]
+                assert len(page) > 1 or after == len(records) - 1
+            forked = [*records[:-1], make_record("f")]
+            assert await _read_pages(journal, "f", 0, 512) == forked
+
+    async def test_a_fork_with_large_records_can_be_sent_again(self, tmp_path: Path) -> None:
+        large = b'{"text": "' + b"x" * READ_BYTES + b'"}'
+        own = [make_record(f"f{n}", large) for n in range(3)]
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "c", await journal.claim("c"), ["e1"])
+            claim = await journal.fork("c", "f", at=1, records=own, is_unfinished=False)
+
+            again = await journal.fork("c", "f", at=1, records=own, is_unfinished=False)
+
+            assert again == claim
 
     async def test_everything_is_there_after_reopening(self, tmp_path: Path) -> None:
         rejection = Rejection(4e9, "interleaved_message", "call 1 is open", b"{}")

@@ -42,6 +42,7 @@ from ..journal import (
     SearchQuery,
     Snapshot,
     StoredRecord,
+    fitting,
 )
 from ..values.tables import NO_TABLE
 from ..values.type_names import a_type
@@ -316,7 +317,7 @@ class MemoryJournal:
         check_page(after, limit)
         records = self._store.written_log(conversation_id).records[after : after + limit]
         await anyio.lowlevel.checkpoint()
-        return records
+        return records[: fitting(len(record.payload) for record in records)]
 
     async def info(self, conversation_id: str) -> ConversationInfo:
         self._refuse_if_left()

@@ -263,7 +263,9 @@ async def _compare(
     journal: Journal, name: str, after: int, records: Sequence[Record], head: int
 ) -> None:
     """Raise `ConversationExists` unless the log's own records equal these."""
-    found = await journal.read(name, after=after, limit=len(records))
+    found: list[StoredRecord] = []
+    async for page in LogPages(journal, name, after=after, upto=after + len(records)):
+        found += page
     if [(one.event_id, one.payload) for one in found] != [
         (one.event_id, one.payload) for one in records
     ]:

@@ -16,7 +16,7 @@ from enum import Enum
 
 from ..errors import ConversationDeleted, ConversationNotFound
 from ..events import LoggedEvent
-from ..journal import Journal, StoredRecord
+from ..journal import Journal, StoredRecord, may_have_more
 
 __all__ = [
     "BEHIND",
@@ -148,7 +148,7 @@ class LogCursor:
         except BaseException:
             self.note(Signal.LOOK)
             raise
-        if len(page) == self._page_size:
+        if may_have_more(page, self._page_size):
             self.note(Signal.LOOK)
         if at_cursor and page:
             found_id = page.popleft().event_id

@@ -33,7 +33,7 @@ from ..events import (
     MessageQueuedEvent,
     UserMessageEvent,
 )
-from ..journal import READ_PAGE, Journal
+from ..journal import READ_PAGE, Journal, LogPages, StoredRecord
 from ..values.tables import NO_TABLE
 from ..values.type_names import a_name
 from .batch import Taken, events_of
@@ -148,14 +148,17 @@ async def _find_given(
     before = given.seq - 1
     while before:
         after = max(0, before - READ_PAGE)
-        for record in reversed(await journal.read(name, after=after, limit=before - after)):
-            if record.kind == "confirmation_requested":
-                asked = decode_record(name, record).event
-                assert isinstance(asked, ConfirmationRequestedEvent), record.kind
-                return {
-                    call: event.confirmed and call not in event.rejected
-                    for call in asked.tool_call_ids
-                }
+        newest: StoredRecord | None = None
+        async for page in LogPages(journal, name, after=after, upto=before):
+            for record in page:
+                if record.kind == "confirmation_requested":
+                    newest = record
+        if newest is not None:
+            asked = decode_record(name, newest).event
+            assert isinstance(asked, ConfirmationRequestedEvent), newest.kind
+            return {
+                call: event.confirmed and call not in event.rejected for call in asked.tool_call_ids
+            }
         before = after
     return NO_TABLE
 

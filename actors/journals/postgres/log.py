@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from ...errors import CorruptLog
-from ...journal import Record, StoredRecord
+from ...journal import READ_BYTES, Record, StoredRecord
 from ..shared.record_chain import first_mark, log_number, next_mark
 
 TAIL = """
@@ -97,26 +97,35 @@ def with_prefix(connection: psycopg.Connection[Any], tail: Tail) -> Tail:
 
 
 _COLUMNS = "seq, epoch, event_id, kind, message_id, mark, payload"
+# The payloads behind the end of the page are NULL (see `fitting`): the server need not read them,
+# and the client, which receives all rows at once, need not hold them.
+_PAGE = f"""
+    SELECT seq, epoch, event_id, kind, message_id, mark, CASE
+        WHEN row_number() OVER before <= 2 OR sum(octet_length(payload)) OVER before < {READ_BYTES}
+        THEN payload END
+"""
+_BEFORE = "WINDOW before AS (ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
 _READ_EVENTS = f"""
-    SELECT {_COLUMNS} FROM event WHERE log = %s AND seq > %s AND seq <= %s ORDER BY seq
-"""  # noqa: S608 - our own text
+    {_PAGE} FROM event WHERE log = %s AND seq > %s AND seq <= %s {_BEFORE} ORDER BY seq
+"""
 # One round trip, however many logs hold the records. OFFSET 0 has PostgreSQL look each of them up
 # in the index, whatever it knows of the table.
 _READ_PARTS = f"""
-    SELECT e.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS p(log, above, below)
+    {_PAGE} FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS p(log, above, below)
     CROSS JOIN LATERAL (
         SELECT {_COLUMNS} FROM event
         WHERE log = p.log AND seq > p.above AND seq <= p.below OFFSET 0
-    ) e ORDER BY e.seq
+    ) e {_BEFORE} ORDER BY seq
 """  # noqa: S608 - our own text
 
 
 def read_records(
     connection: psycopg.Connection[Any], tail: Tail, after: int, upto: int
 ) -> list[StoredRecord]:
-    """Read the records above `after` up to `upto` inclusive; check each against its predecessor.
+    """Read the page of records above `after` up to `upto` inclusive (see `READ_BYTES`).
 
-    Raises `CorruptLog` at the first record that is missing or differs from the one written.
+    Each is checked against its predecessor. Raises `CorruptLog` at the first record that is missing
+    or differs from the one written.
     """
     mark = first_mark(tail.parts(0, 1)[0][0]) if not after else find_mark(connection, tail, after)
     if mark is None:
@@ -130,6 +139,8 @@ def read_records(
         statement, values = _READ_PARTS, [list(column) for column in zip(*parts, strict=True)]
     rows = connection.execute(statement.encode(), values, binary=True)
     for found_seq, epoch, event_id, kind, message_id, found, payload in rows:
+        if payload is None:
+            return records
         seq += 1
         mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
         if found_seq != seq or found != mark:

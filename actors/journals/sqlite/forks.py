@@ -18,7 +18,7 @@ from ...journal import Claim, Listing, Record
 from ..shared.append_rules import Append, check_deletion
 from .erasure import begin_erasure, needed
 from .listings import erase_listing
-from .log import empty_tail, find_events, find_record, fork_seal, log_of, prefix_of, read_records
+from .log import empty_tail, find_events, find_record, fork_seal, log_of, prefix_of, records_of
 from .writer import SQLiteWriter
 
 _FORKS_OF = """
@@ -65,7 +65,7 @@ def fork(
     if found is not None and found.head:
         if prefix_of(writer.connection, found) == prefix:
             upto = min(at + len(records), found.head)
-            own = read_records(writer.connection, found, at, upto)
+            own = records_of(writer.connection, found, at, upto)
             if [stored[2:] for stored in own] == list(records):
                 return Claim(found.epoch, found.head)  # sent again
         raise ConversationExists(fork_name, found.head)

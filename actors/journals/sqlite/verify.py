@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptLog, JournalRefused
-from ...journal import READ_PAGE, Listing, Snapshot, StoredRecord
+from ...journal import Listing, Snapshot, StoredRecord
 from ..shared.record_chain import seal
 from .erasure import erasures, is_whole
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import has_moved, read_listing
-from .log import Tail, fork_seal, log_of, read_records, read_tail
+from .log import Tail, fork_seal, log_of, read_tail, records_of
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
 from .schema import real_path, refuse_replaced
@@ -216,8 +216,7 @@ class _Verifier:
         self._check_listing_of(tail)
 
     def _records_of(self, tail: Tail, upto: int) -> Iterator[StoredRecord]:
-        for after in range(0, upto, READ_PAGE):
-            yield from read_records(self._connection, tail, after, min(after + READ_PAGE, upto))
+        return records_of(self._connection, tail, 0, upto)
 
     def _check_snapshot_of(self, tail: Tail) -> None:
         row = self._connection.execute(
