@@ -13,11 +13,12 @@ from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import ConversationDeleted
 from ..events import ConversationChangedEvent, LoggedEvent, TextDelta
+from ..journal import READ_BYTES
 from .names import Cursor
 from .problems import OWN, ProblemRaised
 from .replies import Feed, Write
 from .service import ConversationCaller
-from .wire import logged_json, sse
+from .wire import sized_json, sse
 
 __all__ = ["feed_end", "feed_events", "page_of_events"]
 
@@ -118,7 +119,10 @@ async def _write_events(
 async def page_of_events(
     caller: ConversationCaller, cursor: Cursor, limit: int
 ) -> dict[str, object]:
-    """Return the events after a cursor, and the cursor of the next page if there are more."""
+    """Return the events after a cursor, and the cursor of the next page if there are more.
+
+    The page ends with the event with which its events have `READ_BYTES`, at least with the first.
+    """
     after = cursor.seq
     if cursor.event_id is not None:
         after -= 1
@@ -126,16 +130,19 @@ async def page_of_events(
     is_checked = cursor.event_id is None
     newest = cursor
     has_more = False
+    held = 0
     async for logged in caller.conversation.events(after=after, live=False):
         if not is_checked:
             if logged.event.id != cursor.event_id:
                 raise ProblemRaised(OWN["gone"])
             is_checked = True
-        elif len(found) == limit:
+        elif len(found) == limit or held >= READ_BYTES:
             has_more = True
             break
         else:
-            found.append(logged_json(logged, caller.rename))
+            value, size = sized_json(logged, caller.rename)
+            found.append(value)
+            held += size
             newest = Cursor(logged.seq, logged.event.id)
     if not is_checked:
         raise ProblemRaised(OWN["gone"])

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ..core.state import Folded
 from ..events import Event, LoggedEvent
+from ..journal import READ_BYTES
 from .history import Damage, LogRows, decoded
 from .names import SEQ_MAX
 from .outline import OutlinedTurn
@@ -44,7 +45,8 @@ async def read_log(
 ) -> Response:
     """Return a window of the log by seq; a record that cannot be read has the reason in `damaged`.
 
-    Pass `next` as `after` to get the next window; it is null at the end of the log.
+    Pass `next` as `after` to get the next window; it is null at the end of the log. A window ends
+    with the event with which its events have 4 MiB, unless `brief` cuts them.
     """
     journal = caller.service.conversations.journal
     head = (await journal.info(caller.conversation_id)).head
@@ -52,6 +54,7 @@ async def read_log(
     wanted = frozenset(kinds.split(",")) if kinds else None
     upto = head if wanted is not None else min(head, after + limit)
     rows: list[Json] = []
+    held = 0
     async for page in LogRows(journal, caller.conversation_id, after=after, upto=upto):
         for found in (page,) if isinstance(page, Damage) else page:
             if not isinstance(found, Damage) and wanted is not None and found.kind not in wanted:
@@ -59,9 +62,11 @@ async def read_log(
             read = found if isinstance(found, Damage) else decoded(caller.conversation_id, found)
             rows.append(_row_json(caller, read, brief))
             after = found.seq
-            if len(rows) == limit:
+            if brief is None and not isinstance(found, Damage):
+                held += len(found.payload)
+            if len(rows) == limit or held >= READ_BYTES:
                 break
-        if len(rows) == limit:
+        if len(rows) == limit or held >= READ_BYTES:
             break
     else:
         after = upto

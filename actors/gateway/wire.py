@@ -51,7 +51,11 @@ def sse(data: object, *, event: str | None = None, cursor: Cursor | None = None)
 
 def event_json(event: Event, rename: Rename) -> Json:
     """Return an event as it is stored, but with the id of a fork's parent as on the wire."""
-    value: Json = json.loads(encode_event(event))
+    return _event_json(encode_event(event), event, rename)
+
+
+def _event_json(encoded: bytes, event: Event, rename: Rename) -> Json:
+    value: Json = json.loads(encoded)
     if isinstance(event, ForkedFromEvent):
         value["conversation_id"] = rename(event.conversation_id)
     return value
@@ -71,11 +75,18 @@ def exported_line(line: str, rename: Rename) -> str:
 
 def logged_json(logged: LoggedEvent, rename: Rename) -> Json:
     """Return an event with its place in the log."""
-    return {
+    return sized_json(logged, rename)[0]
+
+
+def sized_json(logged: LoggedEvent, rename: Rename) -> tuple[Json, int]:
+    """Return an event with its place in the log, and the bytes of its JSON."""
+    encoded = encode_event(logged.event)
+    value: Json = {
         "seq": logged.seq,
         "cursor": str(Cursor(logged.seq, logged.event.id)),
-        "event": event_json(logged.event, rename),
+        "event": _event_json(encoded, logged.event, rename),
     }
+    return value, len(encoded)
 
 
 def brief_json(value: Json, length: int) -> Json:

@@ -21,7 +21,7 @@ from turnkeeper.actors.gateway import history
 from turnkeeper.actors.gateway.changes import feed_changes
 from turnkeeper.actors.gateway.pages import _pages
 from turnkeeper.actors.gateway.service import WARN_EVERY_S, WARNINGS_MAX
-from turnkeeper.actors.journal import Journal, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Journal, StoredRecord
 from turnkeeper.runtime import Ports
 
 from .test_safety import WRITING
@@ -30,6 +30,7 @@ from .worlds import JSON
 pytestmark = pytest.mark.anyio
 
 PAGES_BYTES_MAX = 150_000
+ACCEPT = {"accept": "application/json"}
 
 
 @asynccontextmanager
@@ -166,6 +167,37 @@ async def test_bars_say_what_ran_when() -> None:
     steered = other["turns"][0]["messages"][1]
     assert steered["steers"] == other["turns"][0]["turn_id"]
     assert (steered["seq"], steered["joined_seq"]) == (11, 14)
+
+
+async def test_a_page_and_a_window_of_large_events_end_at_a_number_of_bytes() -> None:
+    """An answer is held in memory at once, so its limit in events does not bound it."""
+    story = Story("large")
+    for number in range(5):
+        story.says(f"m{number}", "x" * (READ_BYTES * 3 // 4))
+    head = len(story.events)
+    pages: list[int] = []
+    windows: list[int] = []
+    seqs: list[int] = []
+    async with reading(MemoryJournal(), story) as (client, _):
+        cursor, has_more = "0", True
+        while has_more:
+            asked = client.get("large/events", params={"after": cursor}, headers=ACCEPT)
+            page = (await asked).json()
+            cursor, has_more = page["cursor"], page["has_more"]
+            pages.append(sum(len(row["event"].get("content", "")) for row in page["events"]))
+            seqs += [row["seq"] for row in page["events"]]
+        after: int | None = 0
+        while after is not None:
+            window = (await client.get("large/log", params={"after": after})).json()
+            after = window["next"]
+            windows.append(sum(len(row["event"].get("content", "")) for row in window["rows"]))
+            seqs += [row["seq"] for row in window["rows"]]
+        brief = (await client.get("large/log", params={"brief": 10})).json()
+
+    assert seqs == [*range(1, head + 1)] * 2
+    assert max(pages) < 2 * READ_BYTES
+    assert max(windows) < 2 * READ_BYTES
+    assert len(brief["rows"]) == head
 
 
 async def test_long_texts_are_cut_and_their_lengths_told() -> None:
