@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 
@@ -60,4 +60,8 @@ def schema() -> Iterator[str]:
         yield name
     finally:
         with psycopg.connect(conninfo(), autocommit=True) as connection:
-            connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
+            # A journal that a test has left open may look into the schema just now.
+            for _ in range(10):
+                with suppress(psycopg.errors.DeadlockDetected):
+                    connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
+                    break

@@ -26,6 +26,7 @@ FIELDS = {
     *("count", "failures", "messages", "active", "active_max", "wait_s"),
     # Of a request over HTTP, of its answer, and the line of code where it failed.
     *("method", "status", "place"),
+    "server",  # the host or the command of a server of tools
 }
 """Names, numbers, and what an error says. A field that may hold chat text is not among them."""
 

@@ -592,7 +592,7 @@ PROMISES = [
         "a full page is taken for the last one",
         LogCursor,
         "read_page",
-        "if len(page) == self._page_size:",
+        "if may_have_more(page, self._page_size):",
         "if False:",
     ),
     Mutant(
