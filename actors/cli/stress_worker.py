@@ -113,30 +113,34 @@ class _Desk:
         async with anyio.create_task_group() as group:
             self._report(Ready())
             group.start_soon(self._lateness.watch)
-            group.start_soon(self._keep_exits)
+            group.start_soon(self._keep_reporting)
             async for order in orders_:
                 match order:
                     case Send():
                         group.start_soon(self._send, order)
                     case GetViews():
+                        self._report_vitals()  # a short run ends before the next are due
                         self._report(await views_of(self._conversations, order.conversations))
                     case _:
                         raise ValueError(f"no order of a stress worker: {order.kind}")
             group.cancel_scope.cancel()
 
-    async def _keep_exits(self) -> None:
+    async def _keep_reporting(self) -> None:
         while True:
-            self._report(
-                Vitals(
-                    waiting=self._waiting.total(),
-                    waiting_max=max(self._waiting.values(), default=0),
-                    memory_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
-                    late=tuple(self._lateness.counts),
-                    late_s_max=self._lateness.longest_s,
-                )
-            )
-            self._lateness.reset()
+            self._report_vitals()
             await anyio.sleep(_VITALS_EVERY_S)
+
+    def _report_vitals(self) -> None:
+        self._report(
+            Vitals(
+                waiting=self._waiting.total(),
+                waiting_max=max(self._waiting.values(), default=0),
+                memory_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
+                late=tuple(self._lateness.counts),
+                late_s_max=self._lateness.longest_s,
+            )
+        )
+        self._lateness.reset()
 
     @contextmanager
     def _counted(self, name: str) -> Iterator[None]:

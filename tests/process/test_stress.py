@@ -78,7 +78,7 @@ def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
     assert len(report["recovery_s"]) == 2
     assert report["worker_memory_max"] > 10_000_000
     assert list(report["loop_late_ms"].values()) == sorted(report["loop_late_ms"].values())
-    assert sum(report["loop_late_histogram"].values()) > 10
+    assert sum(report["loop_late_histogram"].values()) > 0
     html = page.read_text()
     assert "Everything acknowledged is there, once and in order." in html
     assert html.count("<svg") == 1
