@@ -8,8 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 VENV = .venv
 BIN = $(VENV)/bin
-# One process for each core, and one more (tests/conftest.py says why); those that are done early
-# take work from the others.
+# One process for each core; those that are done early take work from the others.
 PYTEST = $(BIN)/python -m pytest
 ON_ALL_CORES = -n logical --dist worksteal
 # The tests of a whole sweep that have passed, and, if given, which part of them to run: 2/3.

@@ -92,16 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
     sweeping.configure(config, is_long=drawn.is_whole())
 
 
-@pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """Run one process more than there are cores.
-
-    Run one after the other, a quarter of their time the tests wait, for a database, a browser or a
-    process that is told to stop.
-    """
-    return (yield) + 1
-
-
 def pytest_report_header() -> str:
     return f"sweeps: {'whole' if drawn.is_whole() else f'drawn from {drawn.commit()}'}"
 
