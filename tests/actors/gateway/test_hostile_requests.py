@@ -141,20 +141,25 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read()
         host, _, port = world.address.removeprefix("http://").partition(":")
         hidden = f"POST /v1/conversations/hidden/pause HTTP/1.1\r\nHost: {host}\r\n\r\n"
         body = f"0\r\n\r\n{hidden}"
-        request = (
+        head = (
             f"POST /v1/conversations/alice/pause HTTP/1.1\r\nHost: {host}\r\n"
             "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n{body}"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
         received = b""
         async with await anyio.connect_tcp(host, int(port)) as stream:
-            await stream.send(request.encode())
+            # The body follows the answer: a connection that is closed with bytes unread is reset,
+            # and a reset can take the answer from the client.
+            await stream.send(head.encode())
+            with anyio.fail_after(60):
+                while b"urn:turnkeeper:malformed" not in received:
+                    received += await stream.receive()
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                await stream.send(body.encode())
                 while True:
                     received += await stream.receive()
         assert received.startswith(b"HTTP/1.1 400")
         assert received.count(b"HTTP/1.1 ") == 1
-        assert b"urn:turnkeeper:malformed" in received
 
 
 async def test_an_address_that_is_not_utf_8_is_refused() -> None:
