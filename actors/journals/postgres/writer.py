@@ -499,18 +499,24 @@ class PostgresWriter:
         # Sorted by name, so that two processes never wait for each other.
         empty = [empty_tail(name, 0) for name in sorted(job.conversation_id for job in jobs)]
         takeover = jobs[0].takeover
+        values = {
+            "node": self._node,
+            "now_us": self.now_us,
+            "takeover": takeover,
+            "names": [tail.name for tail in empty],
+            "logs": array(tail.log for tail in empty),
+            "tips": array(tail.tip for tail in empty),
+        }
         self._failpoint("begin")
-        rows = self.connection.execute(
-            _CLAIMS[takeover],
-            {
-                "node": self._node,
-                "now_us": self.now_us,
-                "takeover": takeover,
-                "names": [tail.name for tail in empty],
-                "logs": array(tail.log for tail in empty),
-                "tips": array(tail.tip for tail in empty),
-            },
-        ).fetchall()
+        for tries_left in reversed(range(_RACES_MAX)):
+            try:
+                rows = self.connection.execute(_CLAIMS[takeover], values).fetchall()
+                break
+            except psycopg.errors.UniqueViolation:
+                # Another process began one of these conversations after this one had looked for
+                # its name, so its log collides. The next look finds the name.
+                if not tries_left:
+                    raise
         self._failpoint("committed")
         tails = {row[1]: tail_of_row(row) for *row, _, address in rows if address is None}
         addresses = {name: address for *_, name, address in rows}
@@ -802,7 +808,7 @@ class PostgresWriter:
         self.connection.execute(
             "INSERT INTO conversation (name, incarnation, log, epoch, head, tip, forked_at, "
             "is_unfinished, updated_us) VALUES (%s, 0, %s, 0, 0, %s, 0, false, %s) "
-            "ON CONFLICT (name) DO NOTHING",
+            "ON CONFLICT DO NOTHING",  # of name or log: a rival's row may collide by either
             (name, empty.log, empty.tip, self.now_us),
         )
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")

@@ -274,6 +274,49 @@ async def test_a_rival_that_is_faster_by_a_moment_is_named(schema: str) -> None:
         assert (await first.claim("c")).epoch == 2
 
 
+# Between its look for a name and the write of its row, an insert waits here for the test.
+_HOLD = """
+    CREATE FUNCTION hold(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM pg_advisory_xact_lock_shared(hashtext(current_schema()));
+        RETURN $1;
+    END $$;
+    CREATE INDEX hold ON conversation (hold(name));
+    ALTER TABLE conversation DROP CONSTRAINT conversation_name_key, ADD UNIQUE (name);
+    ALTER TABLE conversation DROP CONSTRAINT conversation_log_key, ADD UNIQUE (log);
+    SELECT pg_advisory_lock(hashtext(current_schema()));
+"""
+
+
+async def test_a_rival_that_begins_after_the_look_for_its_name_is_named(schema: str) -> None:
+    """PostgreSQL then finds the rival's row by its log, which the claim does not look for."""
+    async with make_journal(schema, address="one") as first, make_journal(schema) as second:
+        with (
+            psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as rival,
+            anyio.fail_after(60),
+        ):
+            waits = "SELECT 1 FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+
+            async def until_it_waits() -> None:
+                while rival.execute(waits.encode()).fetchone() is None:
+                    await anyio.lowlevel.checkpoint()
+
+            rival.execute(_HOLD)
+            rival.commit()
+            async with anyio.create_task_group() as group:
+                group.start_soon(refused_by, "one", second)
+                await until_it_waits()
+                rival.execute(
+                    "INSERT INTO conversation (name, incarnation, log, owner, epoch, head, tip, "
+                    "forked_at, is_unfinished, updated_us) "
+                    "SELECT 'c', 0, %s, id, 1, 0, 0, 0, false, 0 FROM node WHERE address = 'one'",
+                    (empty_tail("c", 0).log,),
+                )
+                rival.execute("SELECT pg_advisory_unlock(hashtext(current_schema()))")
+                await until_it_waits()
+                rival.commit()
+        assert (await first.claim("c")).epoch == 2
+
+
 async def test_a_fork_takes_no_name_that_a_rival_begins_in_the_same_moment(schema: str) -> None:
     """The rival's records are acknowledged, so they stay, and the fork is refused."""
 
