@@ -415,9 +415,9 @@ class Journal(Protocol):
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         """Keep a snapshot; an older one of this conversation may be dropped.
 
-        `epoch` is the newest that its writer knows of. Raises `Fenced` if it is older than the log,
-        or than the record at the snapshot's seq: the conversation was deleted, and another log has
-        begun under its name.
+        `epoch` is the newest that its writer knows of. Raises `Fenced` if the writer folded a log
+        that was deleted since, and a log of later epochs has begun under its name. Raises
+        `InvariantViolation` if the log of this epoch has no record at the snapshot's seq.
         """
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:

@@ -87,7 +87,7 @@ class Ending:
     """A clean-up of an incarnation that has begun and not ended."""
 
     after: After
-    """What the cell does next."""
+    """Tells what the cell does next."""
     delay_s: float
     error: BaseException | None
     """The failure that ends the incarnation; None if an order does."""

@@ -82,12 +82,12 @@ class Worker:
 
     bell: Bell
     """Rung when a parked worker is made the dispatcher."""
+    _leave_scopes: Callable[[str], None]
+    """Leaves the scopes inside `_scope`; set each time that one is entered."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._scope = anyio.CancelScope(shield=True)
-        self._leave_scopes: Callable[[str], object] = str
-        """Leaves the scopes inside `_scope`."""
         self.job: Job | None = None
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 
@@ -61,7 +61,10 @@ def schema() -> Iterator[str]:
     finally:
         with psycopg.connect(conninfo(), autocommit=True) as connection:
             # A journal that a test has left open may look into the schema just now.
-            for _ in range(10):
-                with suppress(psycopg.errors.DeadlockDetected):
+            for tries_left in reversed(range(10)):
+                try:
                     connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
                     break
+                except psycopg.errors.DeadlockDetected:
+                    if not tries_left:
+                        raise

@@ -1,4 +1,7 @@
-"""What an error says to a user of the command line; loads nothing that the workers do not need."""
+"""Tells a user of the command line what an error means.
+
+The workers load this module, too, so it loads little itself.
+"""
 
 from __future__ import annotations
 

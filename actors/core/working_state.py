@@ -40,7 +40,7 @@ P = ParamSpec("P")
 E = TypeVar("E", bound=Event)
 
 Unfinished = Literal["end", "resume"]
-"""What becomes of a turn whose owner stopped: it ends as interrupted, or its agent runs again."""
+"""Decides about a turn whose owner stopped: it ends as interrupted, or its agent runs again."""
 
 
 WhileDraining = Literal["queue", "refuse"]

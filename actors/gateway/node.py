@@ -589,7 +589,7 @@ async def _while_awaited(receive: Receive, answer: Callable[[], Awaitable[Respon
         if (await receive())["type"] == "http.disconnect":
             group.cancel_scope.cancel()
 
-    given = _refused(500)  # which nobody gets
+    given = _refused(500)  # the answer to a node that has left: the server does not send it
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
         given = await answer()

@@ -533,11 +533,10 @@ class ConversationActor(Actor[Command | Query]):
         self.recently_seen = state.recently_seen
         self.metrics = state.metrics
         self.steps = state.iteration
-        self._is_step_held = turns.waits_for is not None
-        if turns.queued and not self._is_step_held:
-            self._is_step_held = any(
-                waiting.steers == running.turn_id for waiting in turns.queued.values()
-            )
+        self._is_step_held = turns.waits_for is not None or (
+            bool(turns.queued)
+            and any(waiting.steers == running.turn_id for waiting in turns.queued.values())
+        )
 
     # --- 5. start effects ------------------------------------------------------------------------
 

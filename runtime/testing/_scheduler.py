@@ -112,7 +112,7 @@ class Scheduler(ABC, Generic[Entry]):
         code it runs. The number stands for the entry in the trace.
         """
         self._takes = self._taken()
-        """Each takes the entry that runs next out of `_ready`; None if none of them may run."""
+        """`next` takes the next entry to run out of `_ready`; None if none of them may run."""
         self._scope: anyio.CancelScope | None = None
         self._is_over = False
         self._clean_up_steps = 0

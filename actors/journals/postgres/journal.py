@@ -306,7 +306,7 @@ class PostgresJournal(DatabaseJournal):
 
         The conversation is gone after the first of several transactions. If the call is cancelled
         or the process ends after that, any process that may write removes the remaining records,
-        within seconds.
+        about ten seconds later.
         """
         check_asked(conversation_id)
         kept, forks, log = await self._change(

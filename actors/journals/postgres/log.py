@@ -107,7 +107,7 @@ _PAGE = f"""
 _BEFORE = "WINDOW before AS (ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
 _READ_EVENTS = f"""
     {_PAGE} FROM event WHERE log = %s AND seq > %s AND seq <= %s {_BEFORE} ORDER BY seq
-"""
+""".encode()
 # One round trip, however many logs hold the records. OFFSET 0 has PostgreSQL look each of them up
 # in the index, whatever it knows of the table.
 _READ_PARTS = f"""
@@ -116,7 +116,7 @@ _READ_PARTS = f"""
         SELECT {_COLUMNS} FROM event
         WHERE log = p.log AND seq > p.above AND seq <= p.below OFFSET 0
     ) e {_BEFORE} ORDER BY seq
-"""  # noqa: S608 - our own text
+""".encode()  # noqa: S608 - our own text
 
 
 def read_records(
@@ -137,7 +137,7 @@ def read_records(
     statement, values = _READ_EVENTS, parts[0]
     if len(parts) > 1:
         statement, values = _READ_PARTS, [list(column) for column in zip(*parts, strict=True)]
-    rows = connection.execute(statement.encode(), values, binary=True)
+    rows = connection.execute(statement, values, binary=True)
     for found_seq, epoch, event_id, kind, message_id, found, payload in rows:
         if payload is None:
             return records

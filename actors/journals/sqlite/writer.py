@@ -697,6 +697,7 @@ class SQLiteWriter:
         now_us, unfinished = self.now_us, int(is_unfinished)
         found = end_seal(begun, seq, last, mark, forked_at, unfinished, now_us)
         values += (number, before, unfinished, now_us, found)
+        # What follows `epoch` in a packed tail.
         end = (seq, last, mark, forked_at, is_unfinished, now_us, prefix, begun)
         self._loaded[name] = tail[:HEAD] + end
         if listing is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import anyio
@@ -104,19 +105,18 @@ class Untidy(RollingCondenser):
     """Leaves its task about to be cancelled."""
 
     async def propose(self, view: View, need: Need) -> Proposal | None:
-        if (task := running_asyncio_task()) is not None:
-            task.cancel()
+        cancel_own_task()
         scope = anyio.CancelScope()
         scope.__enter__()
         scope.cancel()
         return await super().propose(view, need)
 
 
-def running_asyncio_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
+def cancel_own_task() -> None:
+    """Cancel the running task natively, which only asyncio's tasks can be."""
+    with suppress(RuntimeError):  # no loop of asyncio runs
+        if (task := asyncio.current_task()) is not None:
+            task.cancel()
 
 
 async def test_a_condenser_that_cancels_its_own_task_condenses_and_ends_no_owner() -> None:
@@ -138,8 +138,7 @@ class UntidyFailure(NeedRaises):
         return "soft"
 
     async def propose(self, view: View, need: Need) -> Proposal | None:
-        if (task := running_asyncio_task()) is not None:
-            task.cancel()
+        cancel_own_task()
         raise self.error
 
 
