@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby, product
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import psycopg
+from psycopg.rows import TupleRow
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
@@ -508,15 +510,7 @@ class PostgresWriter:
             "tips": array(tail.tip for tail in empty),
         }
         self._failpoint("begin")
-        for tries_left in reversed(range(_RACES_MAX)):
-            try:
-                rows = self.connection.execute(_CLAIMS[takeover], values).fetchall()
-                break
-            except psycopg.errors.UniqueViolation:
-                # Another process began one of these conversations after this one had looked for
-                # its name, so its log collides. The next look finds the name.
-                if not tries_left:
-                    raise
+        rows = self._claim_rows(_CLAIMS[takeover], values)
         self._failpoint("committed")
         tails = {row[1]: tail_of_row(row) for *row, _, address in rows if address is None}
         addresses = {name: address for *_, name, address in rows}
@@ -529,6 +523,15 @@ class PostgresWriter:
             else:
                 self._tails[name] = with_prefix(self.connection, tail)
                 job.settle(Claim(tail.epoch, tail.head))
+
+    def _claim_rows(self, statement: bytes, values: Mapping[str, object]) -> list[TupleRow]:
+        """Run the statement of a claim, again if another process began one of its conversations."""
+        for _ in range(_RACES_MAX - 1):
+            with suppress(psycopg.errors.UniqueViolation):
+                return self.connection.execute(statement, values).fetchall()
+            # The other process began it after this one had looked for its name, so its log
+            # collides. The next look finds the name.
+        return self.connection.execute(statement, values).fetchall()
 
     def _owner_of(self, name: str) -> str:
         """Return the address of the process that claimed a conversation just before this one."""
