@@ -776,6 +776,58 @@ async def test_a_reader_refuses_what_is_no_journal(path: Path, stranger: str) ->
             raise AssertionError("entered")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        """
+        CREATE TABLE _litestream_seq (id INTEGER PRIMARY KEY, seq INTEGER);
+        CREATE TABLE _litestream_lock (id INTEGER);
+        INSERT INTO _litestream_seq VALUES (1, 1);
+        """,
+        """
+        CREATE TABLE notes (id INTEGER UNIQUE);
+        CREATE INDEX noted ON notes (id);
+        CREATE TRIGGER noting AFTER INSERT ON notes BEGIN DELETE FROM notes WHERE id = 0; END;
+        CREATE VIEW shown AS SELECT name FROM conversation;
+        """,
+        "ANALYZE",
+    ],
+    ids=["replication", "notes", "statistics"],
+)
+async def test_tables_of_other_programs_keep_nobody_out(path: Path, program: str) -> None:
+    """Programs that replicate a file keep their place in it, and it was then no journal."""
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
+        with closing(sqlite3.connect(path)) as other:
+            other.executescript(program)
+
+    async with reading(path) as reader:
+        assert await read_all(reader, "c") == ["e1"]
+    async with SQLiteJournal(path) as journal:
+        assert await append(journal, "c", await journal.claim("c"), 2, "e2") == [2]
+    assert verify(path).problems == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP INDEX IF EXISTS message_id",
+        "CREATE TRIGGER losing AFTER INSERT ON event BEGIN DELETE FROM event; END",
+        "ALTER TABLE fork RENAME TO forked",
+    ],
+)
+async def test_a_change_to_the_tables_of_the_journal_is_refused(path: Path, change: str) -> None:
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript(change)
+
+    for opened in (SQLiteJournal(path), reading(path)):
+        with pytest.raises(JournalRefused, match="its schema is not that of version"):
+            async with opened:
+                raise AssertionError("entered")
+
+
 class BytesPath:
     def __fspath__(self) -> bytes:
         return b"chats.db"
