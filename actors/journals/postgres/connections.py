@@ -36,6 +36,7 @@ it."""
 _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 _PROBES_LOST_MAX = 3
+_IDLE_TIMEOUT_VERSION_MIN = 140_000
 
 
 class Payloads(list[bytes]):
@@ -138,6 +139,7 @@ def connect(
     bounds = {
         "connect_timeout": max(2, int(tcp_timeout_s)),
         "tcp_user_timeout": int(tcp_timeout_s * 1000),
+        "client_encoding": "UTF8",
         "options": " ".join(
             (
                 str(given.get("options") or ""),
@@ -145,6 +147,9 @@ def connect(
                 f"-c lock_timeout={_milliseconds(_LOCK_WAIT_S)}",
                 f"-c statement_timeout={_milliseconds(answer_s * _SERVER_SHARE)}",
                 f"-c idle_in_transaction_session_timeout={_milliseconds(_LOCK_WAIT_S)}",
+                # Our statements rely on these, which a database, a role or the user's environment
+                # can set, too. Without nulls in arrays, a missing message id becomes "NULL".
+                "-c array_nulls=on -c default_transaction_isolation=read\\ committed",
                 # A statement whose last message was lost holds its locks until the server finds
                 # out that its client has gone.
                 f"-c tcp_keepalives_idle={idle_s} -c tcp_keepalives_interval={interval_s}",
@@ -159,6 +164,9 @@ def connect(
     connection.bound_jobs(answer_s, ports.monotonic)
     try:
         _check_session(connection, schema)
+        if connection.info.server_version >= _IDLE_TIMEOUT_VERSION_MIN:
+            # Else the first job after a rest finds its connection closed.
+            connection.execute("SET idle_session_timeout = 0")
     except BaseException:
         connection.close()
         raise

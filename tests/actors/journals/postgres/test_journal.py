@@ -823,6 +823,49 @@ async def test_a_pooler_that_drops_the_settings_of_a_session_is_refused_and_noth
             pass
 
 
+SETTINGS = {
+    "array_nulls": "off",
+    "client_encoding": "LATIN1",
+    "default_transaction_isolation": "serializable",
+    "idle_session_timeout": "1min",
+}
+
+
+@pytest.fixture
+def set_up() -> Iterator[str]:
+    """A database for which its administrator has made settings of their own."""
+    name = f"set_up_{os.getpid()}"
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        for setting, value in SETTINGS.items():
+            admin.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'".encode())
+        yield psycopg.conninfo.make_conninfo(postgres.conninfo(), dbname=name)
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+async def test_the_settings_of_a_database_change_nothing(set_up: str) -> None:
+    """A missing message id was stored as a text, and the log counted as damaged."""
+    with psycopg.connect(set_up) as other:
+        for setting, value in SETTINGS.items():
+            assert other.execute(f"SHOW {setting}".encode()).fetchone() == (value,)
+    smile = "\N{SLIGHTLY SMILING FACE}"
+    async with PostgresJournal(set_up) as journal:
+        claim = await journal.claim(smile)
+        await append(journal, smile, claim, 1, "plain", smile)
+
+        assert await read_all(journal, smile) == ["plain", smile]
+        for found in (
+            await journal._change(lambda writer: settings_of(writer.connection)),
+            await journal._read(lambda reader: settings_of(reader._connection)),
+        ):
+            assert found == ["on", "UTF8", "read committed", "0"]
+
+
+def settings_of(connection: BoundedConnection) -> list[str]:
+    shown = (connection.execute(f"SHOW {setting}".encode()) for setting in SETTINGS)
+    return [value for rows in shown for (value,) in rows]
+
+
 async def test_a_reader_creates_nothing(schema: str) -> None:
     with pytest.raises(JournalRefused, match="nothing was created"):
         async with make_journal(schema, read_only=True):
