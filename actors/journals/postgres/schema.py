@@ -254,8 +254,14 @@ def bring_up_to_date(
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
-        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-        connection.execute("CREATE TABLE IF NOT EXISTS journal (version integer NOT NULL)")
+        # IF NOT EXISTS asks for the right to create even if there is nothing to create, and an
+        # administrator who made the schema or the tables may have kept that right.
+        name = sql.Identifier(schema)
+        has_schema, has_tables = _exist(connection, name.as_string(), "journal")
+        if not has_schema:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+        if not has_tables:
+            connection.execute("CREATE TABLE journal (version integer NOT NULL)")
         version = _version(connection, schema)
         if version == SCHEMA_VERSION:
             return
@@ -265,6 +271,13 @@ def bring_up_to_date(
             connection.execute(script.encode())
         connection.execute("DELETE FROM journal")
         connection.execute("INSERT INTO journal VALUES (%s)", (SCHEMA_VERSION,))
+
+
+def _exist(connection: psycopg.Connection[Any], schema: str, table: str) -> tuple[bool, bool]:
+    found = connection.execute(
+        "SELECT to_regnamespace(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL", (schema, table)
+    ).fetchone()
+    return found or (False, False)
 
 
 def check_version(connection: psycopg.Connection[Any], schema: str) -> None:

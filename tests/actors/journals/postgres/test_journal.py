@@ -879,6 +879,46 @@ async def test_a_reader_creates_nothing(schema: str) -> None:
                 await reader.claim("c")
 
 
+@pytest.fixture
+def role() -> Iterator[str]:
+    """A role without any rights."""
+    name = f"role_{os.getpid()}"
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {name} LOGIN".encode())
+        yield name
+        admin.execute(f"DROP OWNED BY {name} CASCADE".encode())
+        admin.execute(f"DROP ROLE {name}".encode())
+
+
+async def test_a_role_needs_no_right_to_make_what_an_administrator_has_made(
+    schema: str, role: str
+) -> None:
+    as_role = psycopg.conninfo.make_conninfo(postgres.conninfo(), user=role)
+    with pytest.raises(JournalRefused, match="permission denied"):
+        async with PostgresJournal(as_role, schema=schema):
+            pass
+
+    change(schema, f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
+    async with PostgresJournal(as_role, schema=schema) as owner:
+        await append(owner, "c", await owner.claim("c"), 1, "e1")
+
+
+async def test_a_role_that_may_only_change_rows_can_own_and_one_that_may_only_read_can_read(
+    schema: str, role: str
+) -> None:
+    async with make_journal(schema, search=True):
+        pass
+    tables = f"ALL TABLES IN SCHEMA {schema} TO {role}"
+    change(schema, f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {tables}")
+    as_role = psycopg.conninfo.make_conninfo(postgres.conninfo(), user=role)
+    async with PostgresJournal(as_role, schema=schema, search=True, read_only=True) as reader:
+        assert not await reader.list()
+
+    change(schema, f"GRANT INSERT, UPDATE, DELETE ON {tables}")
+    async with PostgresJournal(as_role, schema=schema, search=True) as journal:
+        await use(journal, "c")
+
+
 async def test_several_processes_can_make_the_tables_at_once(schema: str) -> None:
     async def enter() -> None:
         async with make_journal(schema) as journal:
