@@ -658,7 +658,7 @@ class _AsyncioTasks:
         # Any: methods and functions have these two, which their type does not say.
         named: Any = run
         name = f"{named.__module__}.{named.__qualname__}"
-        task = asyncio.get_running_loop().create_task(main(), name=name)
+        task = _task_for(main(), name=name)
         self._scopes[task] = None
         task.add_done_callback(note_end)
 
@@ -674,6 +674,19 @@ class _AsyncioTasks:
             self._last_ended = OneShot()
             await self._last_ended.wait()
         self._is_closed = True
+
+
+def _task_for(
+    coroutine: Coroutine[Any, Any, None],
+    *,
+    name: str | None = None,
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[None]:
+    """Return a task that starts soon, even if the loop has a factory that starts tasks at once."""
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        return loop.create_task(coroutine, name=name, context=context)
+    return asyncio.Task(coroutine, loop=loop, name=name, context=context)
 
 
 async def persist(wait: Callable[[], Awaitable[T]]) -> T:
@@ -714,7 +727,7 @@ def spawn_host(run: Callable[[], Awaitable[None]]) -> None:
         if not is_begun:
             spawn_host(run)
 
-    task = asyncio.get_running_loop().create_task(host(), context=context)
+    task = _task_for(host(), context=context)
     _hosts.add(task)
     task.add_done_callback(note_end)
 

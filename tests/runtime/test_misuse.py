@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import math
+import sys
 import types
 from collections.abc import Callable, Generator
 from typing import Any
@@ -30,6 +31,21 @@ from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 from .actors import Add, Counter, Fail, Get, Run, SyncCounter, block
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 has no eager tasks")
+def test_a_loop_whose_tasks_begin_at_once_runs_actors_all_the_same() -> None:
+    """No runtime could be entered in such a loop."""
+
+    async def main() -> None:
+        if sys.version_info >= (3, 12):
+            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            await ref.tell(Add())
+            assert await ref.ask(Get()) == 1
+
+    asyncio.run(main())
 
 
 class TestALoopThatNeverWaits:
