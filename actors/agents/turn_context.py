@@ -648,8 +648,8 @@ def _arguments(call: ToolCall, limits: Limits) -> tuple[FrozenObject, str | None
     except ValueError:
         try:
             written = repr(dict(call.arguments))
-        except RecursionError:
-            written = "arguments that are nested too deeply"
+        except Exception:  # noqa: BLE001 - too deep, too many digits, or an object's own error
+            written = "arguments that cannot be written as text"
         return FrozenObject(), storable(written)[:MALFORMED_LENGTH_MAX]
     return arguments, call.malformed_arguments
 

@@ -237,6 +237,7 @@ async def test_what_a_model_calls_is_written_down_however_odd_it_is() -> None:
     odd = [
         ToolCall("half \ud83d", {}, provider_call_id="half \ud83d"),
         ToolCall("deep", deep),
+        ToolCall("long", {"number": 10**5000}),
         ToolCall("unread", malformed_arguments="half \ud83d"),
     ]
 
