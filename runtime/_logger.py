@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,10 @@ class Logger:
 
     A program that configures nothing gets warnings on standard error, and nothing on standard
     output. structlog is loaded at the first record: loading it takes longer than loading pydantic.
+
+    To log never raises. A program's own filters and processors may, and so may loading structlog in
+    a process that has no file left to open; an actor, or the runtime, must not end by that. Then
+    standard error gets a line that has the record's text and the error's type, and no field.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,13 +37,20 @@ class Logger:
         return logger
 
     def info(self, event: str, **fields: object) -> None:
-        self._logger.info(event, **fields)
+        self._log("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._logger.warning(event, **fields)
+        self._log("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        self._logger.error(event, **fields)
+        self._log("error", event, fields)
+
+    def _log(self, level: str, event: str, fields: Mapping[str, object]) -> None:
+        try:
+            getattr(self._logger, level)(event, **fields)
+        except Exception as error:  # noqa: BLE001 - as the class says
+            with contextlib.suppress(Exception):  # there may be no standard error
+                sys.stderr.write(f"not logged ({type(error).__name__}): {event}\n")
 
     def is_enabled_for(self, level: int) -> bool:
         """Return whether records of this level are emitted at all."""

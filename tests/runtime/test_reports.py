@@ -10,6 +10,7 @@ import structlog
 
 from turnkeeper.runtime import (
     Actor,
+    ActorFailed,
     Backoff,
     DeadLetter,
     Directive,
@@ -326,3 +327,36 @@ def test_quantiles_are_those_of_the_recent_messages() -> None:
     assert Stats().quantile(0.5) == 0.0
     stats.record(0.0)
     stats.record(1e9)
+
+
+class BrokenFilter(logging.Filter):
+    """A filter of the program's that relies on something that is not there."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raise LookupError(f"no request for {record.getMessage()}")
+
+
+@pytest.mark.anyio
+async def test_a_log_that_raises_ends_no_actor_and_says_so_without_a_field(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It ended the runtime, and every actor with it."""
+    log, broken = logging.getLogger("turnkeeper.runtime"), BrokenFilter()
+    log.addFilter(broken)
+    try:
+        async with Runtime() as runtime:
+            ended = runtime.spawn(Counter, name="ended")
+            await ended.stop()
+            await ended.tell(Add())
+            failing = runtime.spawn(Counter, name="failing", supervision=AT_ONCE)
+            with pytest.raises(ActorFailed):
+                await failing.ask(Fail(ValueError("secret")))
+            assert await failing.ask(Get()) == 0
+            assert await runtime.spawn(Counter, name="other").ask(Get()) == 0
+    finally:
+        log.removeFilter(broken)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "not logged (LookupError): dead letter",
+        "not logged (LookupError): actor failed",
+    ]
