@@ -13,6 +13,7 @@ import sqlite3
 from pathlib import Path
 
 from ...errors import JournalRefused
+from .schema import has_no_file_left
 from .wal import log_salt
 
 CHECK_INTERVAL_S = 1.0
@@ -35,8 +36,13 @@ class FileGuard:
         self.refuse_if_moved()
         if self._is_erasing:
             self.erase()
-        if log_salt(self._path) != self._salt:
-            self._stamp()
+        try:
+            if log_salt(self._path) != self._salt:
+                self._stamp()
+        except OSError as error:
+            # This says nothing about the log; the next check looks at it.
+            if not has_no_file_left(error):
+                raise
 
     def refuse_if_moved(self) -> None:
         """Raise `JournalRefused` if the file or its log is no longer in its place."""

@@ -95,12 +95,16 @@ def _erase(writer: SQLiteWriter) -> bool:
     return is_erased
 
 
-def _vacuum(path: Path, writer: SQLiteWriter) -> int:
+def _vacuum(path: Path, busy_wait_s: float, writer: SQLiteWriter) -> int:
     while writer.merge_slice(is_forced=True):
         pass
     writer.guard.erase()
     before = path.stat().st_size
-    writer.connection.execute("VACUUM")
+    # In a connection of its own, since the writer's would make the copy of the file in memory.
+    with contextlib.closing(
+        open_for_writing(path, synchronous="FULL", busy_wait_s=busy_wait_s)
+    ) as connection:
+        connection.execute("VACUUM")
     writer.guard.erase()
     return before - path.stat().st_size
 
@@ -415,7 +419,7 @@ class SQLiteJournal(DatabaseJournal):
         self._refuse_if_read_only()
         size = await self._read(lambda reader: reader.size())
         return await self._writer.do(
-            Upkeep(partial(_vacuum, self._path), more_s=size / DISK_BYTES_S_MIN)
+            Upkeep(partial(_vacuum, self._path, self._busy_wait_s), more_s=size / DISK_BYTES_S_MIN)
         )
 
     # --- the threads ------------------------------------------------------------------------------

@@ -657,6 +657,11 @@ def is_full(error: BaseException) -> bool:
     return error_code(error) == sqlite3.SQLITE_FULL
 
 
+def has_no_file_left(error: BaseException) -> bool:
+    """Return True if an error means that this process, or the system, can open no more files."""
+    return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+
+
 def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable:
     """Return the error to raise for a file that cannot be opened, with the advice that fits."""
     if is_full(error):

@@ -91,7 +91,7 @@ from .log import (
     unpack_tail,
 )
 from .misreads import is_corrupt, refuse_unreadable
-from .schema import error_code, is_damage, log_bytes
+from .schema import error_code, has_no_file_left, is_damage, log_bytes
 
 T = TypeVar("T")
 
@@ -226,6 +226,10 @@ class SQLiteWriter:
         # Deleted logs whose records are not linked to each other; a repair removes them.
         self._damaged: set[int] = set()
         self.now_us = 0
+        # Before the first temporary view is made. Else SQLite gathers the rows of a large group in
+        # a temporary file: users' words, on a disk that may be full or read-only, in a process that
+        # may have no file left to open.
+        connection.execute("PRAGMA temp_store = MEMORY")
         self._generation = self._take_generation(owner)
         self.guard = FileGuard(path, connection)
         self._checked_at = self._erases_at = ports.monotonic()
@@ -507,7 +511,7 @@ class SQLiteWriter:
         is_full = code == sqlite3.SQLITE_FULL
         if is_full or code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             is_known = True  # found before the frame that would have made it a commit
-        else:
+        elif not (is_known and has_no_file_left(error)):
             self._closed_by = error
             self._on_closed(error)
         advice = "make room on the disk" if is_full else "try again"

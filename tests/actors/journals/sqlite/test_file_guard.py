@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 import sqlite3
 import stat
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -427,3 +430,63 @@ async def test_a_log_that_went_on_from_an_older_end_keeps_its_longest_branch(pat
     aside = done.aside.read_text()
     assert "f2" in aside
     assert "f3" in aside
+
+
+# --- no file left to open -------------------------------------------------------------------------
+
+FILES_MAX = 256
+
+
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    """Let this process open no more files, as if clients had taken all that it may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_MAX, limits[1]))
+        with suppress(OSError):
+            while True:
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
+async def test_a_process_that_can_open_no_file_goes_on_writing(path: Path) -> None:
+    """The check of each second opens the log, and closed the journal for good."""
+    clock = Clock()
+    async with SQLiteJournal(path, ports=Ports(monotonic=clock)) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        with no_file_left():
+            clock.now += 2.0
+            await append(journal, "c", claim, 2, "e2")
+        clock.now += 2.0
+        await append(journal, "c", claim, 3, "e3")
+
+    assert await ids(path) == ["e1", "e2", "e3"]
+
+
+async def test_a_large_group_needs_no_temporary_file(path: Path) -> None:
+    """Users' words were written to one, and without one the journal was closed for good."""
+    records = [make_record(f"e{n}", b"%09999d" % n) for n in range(1, 401)]
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        with no_file_left():
+            await journal.append(
+                "c", records, epoch=claim.epoch, expected_seq=1, is_unfinished=False
+            )
+
+    assert len(await ids(path)) == len(records)
+
+
+async def test_a_job_that_can_load_no_module_is_refused_and_the_journal_stays_open(
+    path: Path,
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        with pytest.raises(JournalUnavailable, match="Too many open files; nothing was written"):
+            await journal._change(fail)
+        assert await append(journal, "c", claim, 2, "e2") == [2]
