@@ -198,6 +198,12 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX label_active
         ON label (owner, hashtextextended(label || E'\\n' || value, 0), active_us, conversation);
     """,
+    """
+    -- These have no key, and a database that publishes all tables for logical replication changes
+    -- no row that nothing identifies.
+    ALTER TABLE journal REPLICA IDENTITY FULL;
+    ALTER TABLE search REPLICA IDENTITY FULL;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -861,6 +861,15 @@ async def test_the_settings_of_a_database_change_nothing(set_up: str) -> None:
             assert found == ["on", "UTF8", "read committed", "0"]
 
 
+async def test_a_database_that_publishes_all_tables_takes_all_writes(set_up: str) -> None:
+    """A row without a key could be neither changed nor deleted, and no journal was made."""
+    with psycopg.connect(set_up) as admin:
+        admin.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    async with PostgresJournal(set_up, search=True) as journal:
+        await use(journal, "c")
+        await journal.index()
+
+
 def settings_of(connection: BoundedConnection) -> list[str]:
     shown = (connection.execute(f"SHOW {setting}".encode()) for setting in SETTINGS)
     return [value for rows in shown for (value,) in rows]
