@@ -37,7 +37,7 @@ from ._hooks import NO_TRAITS
 from ._incarnation import UNANSWERED, Incarnation
 from ._inside import run_inside
 from ._lifecycle import ENDED, LIVE, After, Phase, is_over, is_waiting, phase_after, transition
-from ._mailbox import NO_MAIL, SPARE_LANES_MAX, Mailbox, MailboxSettings
+from ._mailbox import NO_MAIL, Mailbox, MailboxSettings
 from ._messages import Ask, Delivery, Firing, Item, Order, OrderKind
 from ._pool import Resident
 from ._reports import Failure, Restart, Stopped
@@ -219,12 +219,13 @@ class Cell(Mailbox):
     def wake_for(self, item: Item) -> None:
         """Do as `put`, the short way: for a cell that `is_parked`."""
         self.at_rest = self.is_parked = False
-        spare = self.system.spare_lanes
+        system = self.system
+        spare = system.spare_lanes
         self.mail = mail = spare.pop() if spare else deque()
         mail.append(item)
         if self.directory is not None:
             self.directory.note_woken(self)
-        pool = self.system.pool
+        pool = system.pool
         if self.spec.is_resident:
             self.submit()
         else:
@@ -405,19 +406,19 @@ class Cell(Mailbox):
 
     def rest(self) -> bool:
         """Do nothing until mail comes. No await may come between an empty mailbox and this call."""
-        mail, spare = self.mail, self.system.spare_lanes
+        mail, system = self.mail, self.system
         assert not mail, f"{self.name} rests with {len(mail)} messages"
         assert not self.control, f"{self.name} rests with {len(self.control)} control messages"
         assert self.waiting is None, f"{self.name} rests while senders wait for room"
-        if mail is not NO_MAIL and len(spare) < SPARE_LANES_MAX:
-            spare.append(mail)
+        if mail is not NO_MAIL:
+            system.spare_lanes.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
         if self.directory is not None and self.is_quiet:
             self._become_idle(self.directory)
-        if self.system.is_closing:
+        if system.is_closing:
             self.close_short_way()
-            self.system.note_done(self)
+            system.note_done(self)
         return False
 
     async def _follow_up(self, outcome: Outcome) -> bool:

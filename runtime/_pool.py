@@ -287,7 +287,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.ready: deque[Job] = deque()
-        self.parked: list[Worker] = []
+        self.parked: deque[Worker] = deque()
         self.dispatcher: Worker | None = None
         self.workers: dict[Worker | Resident, None] = {}
         self.tasks: set[object] = set()

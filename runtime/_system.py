@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from ._backend import OneShot
 from ._hooks import Hooks, Traits
 from ._incarnation import Incarnation
+from ._mailbox import SPARE_LANES_MAX
 from ._messages import Item
 from ._world import Limits, World
 from .ports import Ports
@@ -43,7 +44,7 @@ class System(World):
         self.makers = makers
         # Weak: a program may make a class for each actor.
         self.traits: WeakKeyDictionary[type[Hooks], Traits] = WeakKeyDictionary()
-        self.spare_lanes: list[deque[Item]] = []
+        self.spare_lanes: deque[deque[Item]] = deque(maxlen=SPARE_LANES_MAX)
         """Lanes of actors that came to rest, for those that get mail next."""
         self._busy: dict[object, None] = {}
         self._drained: OneShot[None] | None = None
