@@ -7,6 +7,9 @@ minutes, by the means of the backend's own: a future, a trap. Each reader is a t
 Each count of active conversations has a process of its own, `_pauses_process.py`: 100 clients
 append to all of them, over SQLite at FULL. `late_…` is the longest that the loop was late under
 that load, less that of an idle one, and `collection_…` the longest collection of garbage.
+
+`late_snapshot_…` is the longest that other tasks wait for the loop while the snapshot of a long
+view is written, or read to open its conversation, in the processor's time of the loop's thread.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import gc
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -25,13 +30,17 @@ import anyio
 import sniffio
 import trio
 
-from turnkeeper.actors import Conversations, MemoryJournal, TurnContext, agent
+from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.actors.owner.loading import in_slices, load_state
 
 from ._harness import FOLDER, Measure, costlier, say
+from .core import fill, talk
 
 READERS = 1_000
 ITEMS = 30
+SHOWN = 3_000
+SNAPSHOT_MS = 2.0
 PART_S_MAX = 60.0
 PROCESS_S_MAX = 900
 
@@ -41,6 +50,8 @@ def run(*, quick: bool) -> Iterator[Measure]:
     for backend in ("asyncio", "trio"):
         say(f"pauses: {READERS:,} readers on {backend}")
         yield from anyio.run(_readers, rounds, backend, backend=backend)
+    say(f"pauses: a snapshot of a view of about {SHOWN:,} events")
+    yield from anyio.run(_snapshots, rounds)
     yield from _active(5_000 if quick else 50_000, 3.0 if quick else 10.0, 5_000)
     if not quick:
         yield from _memory(100_000)
@@ -186,6 +197,62 @@ async def _timed(
         took = thread_time() - began
         group.cancel_scope.cancel()
     return took * 1e6
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+async def _snapshots(rounds: int) -> list[Measure]:
+    """Time the longest pass of the loop while a snapshot is written and read."""
+    log = talk(SHOWN * 5 // 3)  # three of five of its events are seen by the model
+    written, read = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "snapshot.db"
+        await fill(path, log)
+        async with SQLiteJournal(path) as journal:
+            state, _ = await load_state(journal, "c", len(log))
+            claim = await journal.claim("c")
+
+            async def write() -> None:
+                snapshot = await in_slices(state.writing_snapshot())
+                await journal.write_snapshot("c", snapshot, epoch=claim.epoch)
+
+            async def load() -> None:
+                loaded, _ = await load_state(journal, "c", len(log))
+                assert loaded.restored_seq == len(log)
+
+            # One more: the models of a snapshot are built at the first one of a process.
+            for _ in range(rounds + 1):
+                written.append((await _longest_pass_ms(write), SNAPSHOT_MS))
+                read.append((await _longest_pass_ms(load), SNAPSHOT_MS))
+    shown = len(state.view)
+    return [
+        costlier(
+            f"late_snapshot_{name}_{shown}", pairs[1:], baseline="2 ms", goal="≤ 1.0", unit="ms"
+        )
+        for name, pairs in (("written", written), ("read", read))
+    ]
+
+
+async def _longest_pass_ms(act: Callable[[], Awaitable[None]]) -> float:
+    """Return the longest that a task which is always ready waits for its turn beside `act`."""
+    passes: list[float] = []
+    gc.collect()
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            last = thread_time()
+            while True:
+                await anyio.lowlevel.checkpoint()
+                now = thread_time()
+                passes.append(now - last)
+                last = now
+
+        group.start_soon(watch)
+        await anyio.lowlevel.checkpoint()
+        await act()
+        group.cancel_scope.cancel()
+    return max(passes) * 1e3
 
 
 # --- many active conversations --------------------------------------------------------------------
