@@ -48,7 +48,8 @@ from .journal import US, append_all, raw_rows
 from .scale import CHURNED, DAY_S, LEASE_S, Load
 
 CONVERSATIONS = 48
-EACH = 2
+EACH = 6
+"""The turns of each conversation in a round; with two, a round lasted a fifth of a second."""
 READERS = 1_000
 IDLE = 100_000
 COLD = 500

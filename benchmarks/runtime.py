@@ -185,12 +185,7 @@ async def _ask(ref: Ref, callers: int, count: int, timeout: float | None = None)
             await ref.ask(GET, timeout=timeout)
 
     watch = Stopwatch()
-    if callers == 1:
-        await ask()
-    else:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(callers):
-                tasks.start_soon(ask)
+    await _raw.at_once(callers, ask)
     return watch.spent_on_each(count)
 
 
