@@ -329,7 +329,8 @@ async def _stored(lengths: Sequence[int], rounds: int) -> list[Measure]:
 class RawFile:
     """A file of SQLite alone, with a journal's settings.
 
-    It stays open, as a journal's does: the first commit after an opening syncs the file twice.
+    It stays open, as a journal's does: the first commit after an opening begins the write-ahead
+    log, which takes two syncs more.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
