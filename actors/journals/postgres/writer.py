@@ -393,6 +393,7 @@ class PostgresWriter:
             if is_next and tail is not None:
                 try:
                     statement.add(tail, job)
+                    self._tails.move_to_end(name)  # the least recently used one is dropped first
                     continue
                 except (TypeError, ValueError):
                     self._tails.pop(name)  # raised again when it is tried alone

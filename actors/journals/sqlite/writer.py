@@ -209,9 +209,9 @@ class SQLiteWriter:
         self._on_closed = on_closed
         self._on_log_bytes = on_log_bytes
         self._closed_by: Exception | None = None
-        # The tails as of the last commit; the one that was read from the file first is dropped
-        # first. There is one for each active conversation. They are packed into tuples, because
-        # the garbage collector passes over tuples of numbers and texts.
+        # The tails as of the last commit; the least recently used one is dropped first. There is
+        # one for each active conversation. They are packed into tuples, because the garbage
+        # collector passes over tuples of numbers and texts.
         self._tails: OrderedDict[str, PackedTail] = OrderedDict()
         # The tails that the current group has loaded, and may have changed.
         self._loaded: dict[str, PackedTail] = {}
@@ -488,8 +488,6 @@ class SQLiteWriter:
     def _forget(self) -> bool:
         """Drop the gathered rows and the tails of their conversations; return False."""
         self._drop_gathered()
-        for name in self._loaded:
-            self._tails.pop(name, None)
         self._loaded.clear()
         return False
 
@@ -741,7 +739,8 @@ class SQLiteWriter:
         packed = self._loaded.get(name)
         if packed is not None:
             return packed
-        packed = self._tails.get(name)
+        # Taken out of the table: a commit puts it back as the newest, and a rollback drops it.
+        packed = self._tails.pop(name, None)
         if packed is None:
             tail = read_tail(self.connection, name)
             if tail is None:

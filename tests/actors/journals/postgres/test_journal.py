@@ -90,6 +90,16 @@ async def test_payloads_are_stored_as_they_are_in_one_statement(schema: str) -> 
         assert [stored.payload for stored in await journal.read("c")] == payloads
 
 
+async def test_the_tail_that_is_dropped_is_the_least_recently_used(schema: str) -> None:
+    async with make_journal(schema, active_conversations_max=2) as journal:
+        claims = {name: await journal.claim(name) for name in ("busy", "quiet")}
+        await append(journal, "busy", claims["busy"], 1, "e1")
+
+        await journal.claim("another")
+
+        assert await journal._change(lambda writer: list(writer._tails)) == ["busy", "another"]
+
+
 @pytest.mark.parametrize(
     "ids",
     [

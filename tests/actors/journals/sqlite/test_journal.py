@@ -371,6 +371,16 @@ async def test_the_tails_kept_in_memory_are_bounded(path: Path) -> None:
             assert await append(journal, name, claim, 2, "e2") == [2]
 
 
+async def test_the_tail_that_is_dropped_is_the_least_recently_used(path: Path) -> None:
+    async with SQLiteJournal(path, active_conversations_max=2) as journal:
+        claims = {name: await journal.claim(name) for name in ("busy", "quiet")}
+        await append(journal, "busy", claims["busy"], 1, "e1")
+
+        await journal.claim("another")
+
+        assert await journal._change(lambda writer: list(writer._tails)) == ["busy", "another"]
+
+
 # --- the three outcomes ---------------------------------------------------------------------------
 
 
