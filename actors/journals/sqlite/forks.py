@@ -18,7 +18,16 @@ from ...journal import Claim, Listing, Record
 from ..shared.append_rules import Append, check_deletion
 from .erasure import begin_erasure, needed
 from .listings import erase_listing
-from .log import empty_tail, find_events, find_record, fork_seal, log_of, prefix_of, records_of
+from .log import (
+    empty_tail,
+    find_events,
+    find_record,
+    find_renamed,
+    fork_seal,
+    log_of,
+    prefix_of,
+    records_of,
+)
 from .writer import SQLiteWriter
 
 _FORKS_OF = """
@@ -61,7 +70,7 @@ def fork(
             if log != shared and upto < at
         ),
     )
-    found = writer.load(fork_name)
+    found = writer.load(fork_name) or find_renamed(writer.connection, fork_name, writer.now_us)
     if found is not None and found.head:
         if prefix_of(writer.connection, found) == prefix:
             upto = min(at + len(records), found.head)

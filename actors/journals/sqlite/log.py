@@ -139,7 +139,7 @@ def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail
 
 def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     """Return a conversation's row, checked against its seal and the last record of its log."""
-    row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
+    row = _row_of(connection, name)
     if row is None:
         _refuse_if_hidden(connection, name)
         return None
@@ -155,22 +155,67 @@ def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     return tail
 
 
+# Any: a row, whose columns `tail_of_row` checks.
+def _row_of(connection: sqlite3.Connection, name: str) -> Sequence[Any] | None:
+    row: Sequence[Any] | None = connection.execute(
+        "SELECT * FROM conversation WHERE name = ?", (name,)
+    ).fetchone()
+    return row
+
+
 # If an index is damaged, the search for a name covers this many of its incarnations.
 _INCARNATIONS_LOOKED_FOR = 8
 
 
 def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
-    """Raise `CorruptLog` if the file has records of a name for which no row was found."""
+    """Raise `CorruptLog` if the file has records of a name for which no row was found.
+
+    A repair gives such records another name, and then this one is free again.
+    """
     logs = [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
     if connection.execute(_FIND_LOGS, logs).fetchone():
         raise CorruptLog(name, 0, "an index hides its own row")
-    if connection.execute(_FIND_ANCHOR, (logs[0], 1)).fetchone():
+    has_records = connection.execute(_FIND_FIRST, {"log": logs[0]}).fetchone()
+    if has_records and _row_of(connection, recovered_name(logs[0])) is None:
         raise CorruptLog(name, 1, "it has records, but its own row is missing")
+
+
+def recovered_name(log: int) -> str:
+    """Return the name that a repair gives to a log whose own name is lost."""
+    return f"recovered-{log}"
+
+
+def find_renamed(connection: sqlite3.Connection, name: str, updated_us: int) -> Tail | None:
+    """Return the tail with which a conversation goes on whose log a repair has renamed, or None.
+
+    It is not stored yet. It begins as a fork of the old log, as the conversation does that has the
+    new name. If that one was deleted, it is empty.
+    """
+    old = log_number(name, 0)
+    row = _row_of(connection, recovered_name(old))
+    if row is None:
+        return None
+    renamed = tail_of_row(row)
+    tail = empty_tail(name, 1, renamed.epoch, updated_us)
+    if renamed.incarnation == 0 and renamed.forked_at:
+        record = find_record(connection, renamed, renamed.forked_at)
+        if record is None:
+            raise CorruptLog(name, renamed.forked_at, "the record is missing")
+        tail.last, tail.tip = record
+        tail.head = tail.forked_at = renamed.forked_at
+        tail.prefix = prefix_of(connection, renamed)
+        tail.is_unfinished = True
+    return tail
 
 
 _FIND_LOGS = f"""
     SELECT 1 FROM conversation WHERE log IN ({", ".join("?" * _INCARNATIONS_LOOKED_FOR)})
 """  # noqa: S608 - our own text
+# The first record of a log, or the row that says where a fork begins.
+_FIND_FIRST = """
+    SELECT 1 FROM event WHERE log = :log AND seq = 1 AND seq & 63 = 1
+    UNION ALL SELECT 1 FROM fork WHERE log = :log
+"""
 
 
 def tail_of_row(row: Sequence[Any]) -> Tail:

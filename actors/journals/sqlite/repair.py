@@ -34,7 +34,7 @@ from ..shared.record_chain import first_mark, log_number, next_mark, seal
 from .erasure import erasure_seal
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import store_listing
-from .log import EventRow, Tail, empty_tail, fork_seal, tail_of_row
+from .log import EventRow, Tail, empty_tail, fork_seal, recovered_name, tail_of_row
 from .owner_lock import OwnerLock
 from .schema import (
     APPLICATION_ID,
@@ -539,7 +539,7 @@ class _Repair:
                 return tail
         # A log's number is a function of its name, so the new name begins as a fork of the log.
         end = self._ends[log]
-        name = f"recovered-{log}"
+        name = recovered_name(log)
         new_log = log_number(name, 0)
         self._new.execute(
             "INSERT INTO fork VALUES (?, ?, ?, ?)",

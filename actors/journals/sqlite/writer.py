@@ -84,6 +84,8 @@ from .log import (
     find_events,
     find_messages,
     find_record,
+    find_renamed,
+    fork_seal,
     pack_tail,
     prefix_of,
     read_records,
@@ -768,10 +770,21 @@ class SQLiteWriter:
 
     def claim(self, name: str) -> Claim:
         """Take the next epoch of a conversation, creating it if it does not exist."""
-        tail = self.load(name) or empty_tail(name, 0, 0, self.now_us)
+        tail = self.load(name) or self._go_on(name) or empty_tail(name, 0, 0, self.now_us)
         tail.epoch += 1
         self.store(tail)
         return Claim(tail.epoch, tail.head)
+
+    def _go_on(self, name: str) -> Tail | None:
+        """Store the tail of a conversation whose log a repair has renamed; None if none has."""
+        tail = find_renamed(self.connection, name, self.now_us)
+        if tail is not None and tail.prefix:
+            self.store(tail)
+            store_listing(self.connection, tail.number, name, bare_listing(self.now_us))
+            log, seq = tail.prefix[0]
+            facts = (tail.log, log, seq, fork_seal(tail.log, log, seq))
+            self._execute("INSERT INTO fork VALUES (?, ?, ?, ?)", facts)
+        return tail
 
     def reject(self, name: str, rejections: Sequence[Rejection], epoch: int) -> None:
         tail = self.load(name)

@@ -238,6 +238,7 @@ DAMAGES: dict[str, tuple[str, str, int]] = {
     "head": ("UPDATE conversation SET head = 2 WHERE name = 'alice'", "alice", 0),
     "fencing": ("UPDATE conversation SET epoch = 0 WHERE name = 'alice'", "alice", 0),
     "missing row": ("DELETE FROM conversation WHERE name = 'bob'", "bob", 1),
+    "missing row of a fork": ("DELETE FROM conversation WHERE name = 'fork'", "fork", 1),
     "renamed": ("UPDATE conversation SET name = 'rob' WHERE name = 'bob'", "bob", 0),
     "fork": ("UPDATE fork SET seq = 1", "fork", 2),
     "missing fork": ("DELETE FROM fork", "fork", 2),
@@ -247,7 +248,7 @@ DAMAGES: dict[str, tuple[str, str, int]] = {
 }
 UNCLAIMABLE = {
     *("missing last record", "head", "fencing", "missing row", "renamed"),
-    *("fork", "missing fork", "fork of another type"),
+    *("missing row of a fork", "fork", "missing fork", "fork of another type"),
 }
 
 

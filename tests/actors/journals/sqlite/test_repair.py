@@ -16,7 +16,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from turnkeeper.actors.errors import JournalRefused, JournalUnavailable, OwnedElsewhere
+from turnkeeper.actors.errors import (
+    ConversationExists,
+    ConversationNotFound,
+    JournalRefused,
+    JournalUnavailable,
+    OwnedElsewhere,
+)
 from turnkeeper.actors.journal import Listing, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
@@ -95,9 +101,9 @@ def test_good_prefixes_are_kept_and_the_rest_is_set_aside(
         for name, records in original.items()
     }
     found = logs(path)
-    if damage in {"missing row", "renamed"}:  # a log without a name gets one
+    if damage in {"missing row", "missing row of a fork", "renamed"}:  # it gets another name
         (name,) = found.keys() - left.keys()
-        found["bob"] = found.pop(name)
+        found["fork" if "fork" in damage else "bob"] = found.pop(name)
     assert found == {name: records for name, records in left.items() if records}
     lost = {loss.conversation_id for loss in done.losses}
     assert {name for name in lost if not name.startswith("recovered")} == set(LEFT.get(damage, {}))
@@ -154,6 +160,62 @@ def test_a_log_without_a_name_gets_one(path: Path, original: Logs) -> None:
     change(path, "UPDATE rejection SET reason = 'none'")
     assert repair(path) is not None
     assert logs(path)[name] == original["bob"]
+
+
+@pytest.mark.parametrize("name", ["bob", "fork"])
+async def test_a_conversation_whose_log_got_another_name_goes_on_under_its_own(
+    path: Path, original: Logs, name: str
+) -> None:
+    change(path, f"DELETE FROM conversation WHERE name = '{name}'")
+    assert repair(path) is not None
+    (renamed,) = logs(path).keys() - original.keys()
+    head = len(original[name])
+
+    async with SQLiteJournal(path, search=True) as journal:
+        with pytest.raises(ConversationNotFound):
+            await journal.read(name)
+        with pytest.raises(ConversationExists):
+            await journal.fork("alice", name, at=1, records=[make_record("f")], is_unfinished=False)
+        for each in (name, renamed):
+            claim = await journal.claim(each)
+            assert claim.head == head
+            assert claim.epoch > max(record.epoch for record in original[name])
+            records = [make_record(f"next of {each}")]
+            await journal.append(
+                each, records, epoch=claim.epoch, expected_seq=head + 1, is_unfinished=False
+            )
+            assert list(await journal.read(each))[:head] == original[name]
+        await journal.index()
+    assert verify(path).problems == ()
+    # Each of them is as good as the other, damaged again or deleted.
+    change(path, "UPDATE rejection SET reason = 'none'")
+    assert repair(path) is not None
+    async with SQLiteJournal(path) as journal:
+        for each in (renamed, name):
+            assert len(await journal.read(each)) == head + 1
+            await journal.delete(each, epoch=(await journal.claim(each)).epoch)
+    assert verify(path).problems == ()
+
+
+async def test_a_name_is_free_once_the_log_that_lost_it_is_deleted(
+    path: Path, original: Logs
+) -> None:
+    """A fork may still need its records."""
+    change(path, "DELETE FROM conversation WHERE name = 'bob'")
+    assert repair(path) is not None
+    (renamed,) = logs(path).keys() - original.keys()
+
+    async with SQLiteJournal(path) as journal:
+        await journal.fork(renamed, "kept", at=1, records=[make_record("k")], is_unfinished=False)
+        await journal.delete(renamed, epoch=(await journal.claim(renamed)).epoch)
+        claim = await journal.claim("bob")
+        assert claim.head == 0
+        await journal.append(
+            "bob", [make_record("new")], epoch=claim.epoch, expected_seq=1, is_unfinished=False
+        )
+        assert [record.event_id for record in await journal.read("bob")] == ["new"]
+        assert len(await journal.read("kept")) == 2
+    assert verify(path).problems == ()
 
 
 @pytest.mark.parametrize(
