@@ -22,12 +22,21 @@ from ..journal import READ_PAGE, Journal, Listing, ListQuery, LogPages, Snapshot
 from .listings import ListingOfLog, reindex
 from .shared.searching import LogWords
 from .sqlite.repair import Loss, Repair, repair
-from .sqlite.verify import CheckListing, CheckRecord, CheckSnapshot, Problem, Verification, verify
+from .sqlite.verify import (
+    CheckListing,
+    CheckRecord,
+    CheckSnapshot,
+    LogCheck,
+    Problem,
+    Verification,
+    verify,
+)
 
 __all__ = [
     "CheckListing",
     "CheckRecord",
     "CheckSnapshot",
+    "LogCheck",
     "Loss",
     "Problem",
     "Repair",
@@ -51,34 +60,54 @@ def check_event(conversation_id: str, record: StoredRecord) -> str | None:
     return None
 
 
-def check_folds(
-    conversation_id: str, snapshot: Snapshot, records: Iterator[StoredRecord]
-) -> str | None:
-    """Return the problem if a snapshot does not equal the folds of its log, or None.
+def check_folds(conversation_id: str, snapshot: Snapshot) -> LogCheck:
+    """Return the check of whether a snapshot equals the folds of its log.
 
     A snapshot of another version is not a problem: every reader ignores it.
     """
-    kept = Folded.from_snapshot(snapshot)
-    if kept is None:
-        return None
-    load = ColdLoad()
-    try:
-        for record in records:
-            load.fold(decode_record(conversation_id, record).event)
-    except CorruptLog:
-        return None  # reported as a problem of the log
-    folded, _ = load.finish()
-    return None if folded == kept else "its snapshot is not the folds of its log"
+    return _FoldsCheck(conversation_id, snapshot)
 
 
-def check_listing(
-    conversation_id: str, listing: Listing, records: Iterator[StoredRecord]
-) -> str | None:
-    """Return the problem if a listing does not equal the fold of its log up to there, or None."""
-    log = ListingOfLog(conversation_id)
-    log.add(list(records))
-    found = log.listing
-    return None if found in (None, listing) else "its row in lists is not the fold of its log"
+class _FoldsCheck:
+    def __init__(self, conversation_id: str, snapshot: Snapshot) -> None:
+        self._conversation_id = conversation_id
+        self._kept = Folded.from_snapshot(snapshot)
+        self._load = None if self._kept is None else ColdLoad()
+
+    def add(self, record: StoredRecord) -> None:
+        if self._load is not None:
+            try:
+                self._load.fold(decode_record(self._conversation_id, record).event)
+            except CorruptLog:
+                self._load = None  # reported as a problem of the log
+
+    def end(self) -> str | None:
+        if self._load is None:
+            return None
+        folded, _ = self._load.finish()
+        return None if folded == self._kept else "its snapshot is not the folds of its log"
+
+
+def check_listing(conversation_id: str, listing: Listing) -> LogCheck:
+    """Return the check of whether a listing equals the fold of its log up to there."""
+    return _ListingCheck(conversation_id, listing)
+
+
+class _ListingCheck:
+    def __init__(self, conversation_id: str, listing: Listing) -> None:
+        self._listing = listing
+        self._log = ListingOfLog(conversation_id)
+
+    def add(self, record: StoredRecord) -> None:
+        self._log.add((record,))
+
+    def end(self) -> str | None:
+        found = self._log.listing
+        return (
+            None
+            if found in (None, self._listing)
+            else "its row in lists is not the fold of its log"
+        )
 
 
 @runtime_checkable
@@ -146,47 +175,47 @@ class _Checks:
 
     async def check(self, journal: Journal, name: str, listing: Listing | None) -> _Checked:
         """Read a log and the data derived from it, and compare them."""
-        records: list[StoredRecord] = []
+        count = 0
         problems: list[Problem] = []
         words: LogWords | None = None
+        checks: list[tuple[int, LogCheck]] = []
         try:
             # Read before the records: later records may not be in this reading of the index.
             if isinstance(journal, _HasWords):
                 words = await journal.words_of(name)
             snapshot = await journal.read_snapshot(name)
+            if snapshot is not None and self.snapshot is not None:
+                checks.append((snapshot.seq, self.snapshot(name, snapshot)))
+            if listing is not None and listing.seq and self.listing is not None:
+                checks.append((listing.seq, self.listing(name, listing)))
             async for page in LogPages(journal, name):
-                records += page
+                count += len(page)
+                for record in page:
+                    problems += self._problems_of(name, record, words)
+                    for upto, check in checks:
+                        if record.seq <= upto:
+                            check.add(record)
         except CorruptLog as error:
+            # The rest of the log was not compared with anything.
             problems.append(Problem(name, error.seq, error.found))
-            snapshot = words = None
+            return _Checked(count, problems)
         except ConversationNotFound:
             return _Checked(None, ())  # deleted meanwhile
-        if words is not None:
-            problems += _problems_of_words(name, words, records)
-        for record in records:
-            found = self.record(name, record) if self.record else None
-            if found is not None:
-                problems.append(Problem(name, record.seq, found))
-        if snapshot is not None and self.snapshot is not None:
-            found = self.snapshot(name, snapshot, iter(records[: snapshot.seq]))
-            if found is not None:
-                problems.append(Problem(name, snapshot.seq, found))
-        if listing is not None and listing.seq and self.listing is not None:
-            found = self.listing(name, listing, iter(records[: listing.seq]))
-            if found is not None:
-                problems.append(Problem(name, listing.seq, found))
-        return _Checked(len(records), problems)
+        if words is not None and (at := words.end()) is not None:
+            problems.append(Problem(name, at[0], at[1]))
+        for upto, check in checks:
+            if (found := check.end()) is not None:
+                problems.append(Problem(name, upto, found))
+        return _Checked(count, problems)
 
-
-def _problems_of_words(
-    name: str, words: LogWords, records: Sequence[StoredRecord]
-) -> Iterator[Problem]:
-    """Yield the differences between a search index and its log; the log decides."""
-    for record in records:
-        if (found := words.add(record)) is not None:
+    def _problems_of(
+        self, name: str, record: StoredRecord, words: LogWords | None
+    ) -> Iterator[Problem]:
+        """Yield the problems of a record, and its differences from the search index."""
+        if words is not None and (found := words.add(record)) is not None:
             yield Problem(name, record.seq, found)
-    if (at := words.end()) is not None:
-        yield Problem(name, at[0], at[1])
+        if self.record is not None and (found := self.record(name, record)) is not None:
+            yield Problem(name, record.seq, found)
 
 
 async def _listings(journal: Journal) -> tuple[Mapping[str, Listing], tuple[str, ...]]:

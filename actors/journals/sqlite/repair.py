@@ -246,25 +246,25 @@ class _Repair:
         for order, beyond, start in (("", ">", -(1 << 63)), (" DESC", "<", (1 << 63) - 1)):
             at = start
             while True:
+                last: object = None
                 try:
-                    rows = self._old.execute(
+                    # One row in memory at a time: each may have many MiB.
+                    for last, *row in self._old.execute(
                         f"SELECT {key}, * FROM {table} WHERE {key} {beyond} ? "  # noqa: S608 - our names
                         f"ORDER BY {key}{order} LIMIT {_PAGE}",
                         (at,),
-                    ).fetchall()
+                    ):
+                        if last not in seen:
+                            seen.add(last)
+                            yield row
                 except _UNREADABLE as error:
                     if not is_damage(error):
                         raise
                     break
-                if not rows:
+                if last is None:
                     if not order:
                         return
                     break
-                for found, *row in rows:
-                    if found not in seen:
-                        seen.add(found)
-                        yield row
-                last = rows[-1][0]
                 # A damaged page may give any key; a scan that makes no progress has ended.
                 if not isinstance(last, int) or (last <= at if beyond == ">" else last >= at):
                     break
@@ -278,17 +278,18 @@ class _Repair:
         for first in range(1, last + 1, _PAGE):
             self._under_way.note()
             self._on_progress(first, last)
+            missing = set(range(first, min(first + _PAGE, last + 1)))
             try:
-                rows = self._old.execute(
+                # One row in memory at a time, as above.
+                for row in self._old.execute(
                     "SELECT * FROM event WHERE id BETWEEN ? AND ? ORDER BY id",
                     (first, first + _PAGE - 1),
-                ).fetchall()
+                ):
+                    missing.discard(row[0])
+                    yield row
             except _UNREADABLE as error:
                 if not is_damage(error):
                     raise
-                rows = []
-            yield from rows
-            missing = set(range(first, min(first + _PAGE, last + 1))) - {row[0] for row in rows}
             for number in sorted(missing):
                 with contextlib.suppress(*_UNREADABLE):
                     row = self._old.execute(

@@ -8,13 +8,13 @@ reads in one transaction, beside a writer, and changes nothing.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import CorruptLog, JournalRefused
 from ...journal import Listing, Snapshot, StoredRecord
@@ -50,10 +50,20 @@ class Verification:
     """The conversations whose rows in lists are out of date, which does not count as damage."""
 
 
-CheckListing = Callable[[str, Listing, Iterator[StoredRecord]], str | None]
-"""Given a listing and the records up to it, returns the problem with it, or None."""
-CheckSnapshot = Callable[[str, Snapshot, Iterator[StoredRecord]], str | None]
-"""Given a snapshot and the records up to it, returns the problem with it, or None."""
+class LogCheck(Protocol):
+    """Compares a snapshot or a listing with the records up to it, which it is given one by one."""
+
+    def add(self, record: StoredRecord) -> None:
+        """Take the next record."""
+
+    def end(self) -> str | None:
+        """Return the problem, or None, once all records were given."""
+
+
+CheckListing = Callable[[str, Listing], LogCheck]
+"""Makes the check of a conversation's listing."""
+CheckSnapshot = Callable[[str, Snapshot], LogCheck]
+"""Makes the check of a conversation's snapshot."""
 CheckRecord = Callable[[str, StoredRecord], str | None]
 """Given an undamaged record, returns the problem with its meaning, or None."""
 
@@ -71,9 +81,9 @@ def verify(
     """Check a whole journal file, beside the processes that use it; blocks its caller.
 
     `check_snapshot`, `check_record`, `check_listing`: further checks of each snapshot, record and
-    row of a list, such as `check_folds`, `check_event` and `check_listing` of `files`; they return
-    the problem, or None. `busy_wait_s`: how long to wait for another program's lock. Calls
-    `on_progress`, in a separate thread, with the numbers of conversations: those done, and all.
+    row of a list, such as `check_folds`, `check_event` and `check_listing` of `files`.
+    `busy_wait_s`: how long to wait for another program's lock. Calls `on_progress`, in a separate
+    thread, with the numbers of conversations: those done, and all.
     Raises `JournalRefused` if the file cannot be opened at all, or was replaced under a process
     that has it open, and `JournalUnavailable` if the disk does not answer for `answer_wait_s`.
     """
@@ -194,7 +204,7 @@ class _Verifier:
         self._conversations += 1
         has_search = self._reader.has_search
         words = FileWords(self._connection, tail.log, name) if has_search else None
-        for record in self._records_of(tail, tail.head):
+        for record in records_of(self._connection, tail, 0, tail.head):
             self._records += 1
             row = self._connection.execute(
                 "SELECT seq, id FROM event WHERE event_id = ? AND log = ?",
@@ -215,8 +225,11 @@ class _Verifier:
         self._check_snapshot_of(tail)
         self._check_listing_of(tail)
 
-    def _records_of(self, tail: Tail, upto: int) -> Iterator[StoredRecord]:
-        return records_of(self._connection, tail, 0, upto)
+    def _compare(self, tail: Tail, check: LogCheck, upto: int) -> None:
+        for record in records_of(self._connection, tail, 0, upto):
+            check.add(record)
+        if (found := check.end()) is not None:
+            self._found(found, tail.name, upto)
 
     def _check_snapshot_of(self, tail: Tail) -> None:
         row = self._connection.execute(
@@ -228,9 +241,7 @@ class _Verifier:
         if snapshot is None:
             self._found("its snapshot is damaged, and is ignored", tail.name, row[0])
         elif self._check_snapshot is not None:
-            found = self._check_snapshot(tail.name, snapshot, self._records_of(tail, snapshot.seq))
-            if found is not None:
-                self._found(found, tail.name, snapshot.seq)
+            self._compare(tail, self._check_snapshot(tail.name, snapshot), snapshot.seq)
 
     def _check_listing_of(self, tail: Tail) -> None:
         if not self._reader.has_listings:
@@ -249,10 +260,7 @@ class _Verifier:
         if has_moved(self._connection, listing, tail.head, tail.last):
             self._stale.append(tail.name)
         if self._check_listing is not None:
-            records = self._records_of(tail, listing.seq)
-            problem = self._check_listing(tail.name, listing, records)
-            if problem is not None:
-                self._found(problem, tail.name, listing.seq)
+            self._compare(tail, self._check_listing(tail.name, listing), listing.seq)
 
     def _check_belonging(self) -> None:
         """Check that every record belongs to a conversation, or to a fork of a deleted one."""

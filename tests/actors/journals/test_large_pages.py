@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import sqlite3
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent
-from turnkeeper.actors import Conversations, MemoryJournal
+from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.core.working_state import ConversationSettings, WorkingState
 from turnkeeper.actors.events import (
@@ -17,7 +22,8 @@ from turnkeeper.actors.events import (
     LoggedEvent,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import READ_BYTES
+from turnkeeper.actors.journal import READ_BYTES, Record
+from turnkeeper.actors.journals.files import repair, verify_logs
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
 from turnkeeper.actors.owner import look_ups
 
@@ -59,6 +65,55 @@ async def test_the_answers_of_calls_are_found_behind_large_events() -> None:
         found = await look_ups._find_given(LoggedEvent(5, given), working, journal)
 
     assert found == {"call": True}
+
+
+def text_of(shape: str) -> bytes:
+    """A megabyte of JSON: one text, which is stored beside the log, or many, which are in it."""
+    texts = ["x" * (1 << 20)] if shape == "one" else ["x" * 16_000] * 64
+    return json.dumps({"kind": "note", "texts": texts}).encode()
+
+
+@pytest.fixture(params=["one", "many"])
+async def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A file with a log of 32 MiB."""
+    payload = text_of(request.param)
+    async with SQLiteJournal(tmp_path / "chats.db", synchronous="NORMAL") as journal:
+        epoch = (await journal.claim("c")).epoch
+        for seq in range(1, 33):
+            # No two alike: a text that is stored beside the log is stored once.
+            record = Record(f"e{seq}", "note", payload.replace(b"xx", b"%02d" % seq, 1))
+            await journal.append("c", [record], epoch=epoch, expected_seq=seq, is_unfinished=False)
+    return tmp_path / "chats.db"
+
+
+@contextmanager
+def held_at_most(size: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size
+
+
+async def test_an_operators_tools_hold_a_page_of_a_log_and_not_all_of_it(path: Path) -> None:
+    async with SQLiteJournal(path, read_only=True) as journal:
+        with held_at_most(6 * READ_BYTES):
+            report = await verify_logs(journal)
+        assert (report.records, report.problems) == (32, ())
+        with held_at_most(6 * READ_BYTES):
+            async for _ in export_lines(journal):
+                pass
+
+
+async def test_a_repair_holds_a_row_of_a_file_and_not_hundreds(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE conversation SET tip = 1")
+    with held_at_most(6 * READ_BYTES):
+        done = repair(path)
+    assert done is not None
+    assert done.records == 32
 
 
 async def test_an_import_of_large_events_can_be_repeated() -> None:

@@ -342,13 +342,19 @@ def test_verify_asks_whether_a_snapshot_fits_its_log(path: Path, whole: bytes) -
     path.write_bytes(whole)
     seen: list[object] = []
 
-    def check(name: str, snapshot: Snapshot, records: Iterable[object]) -> str | None:
-        seen.append((name, snapshot.seq, len(list(records))))
-        return "its snapshot is not its fold"
+    class Check:
+        def __init__(self, name: str, snapshot: Snapshot) -> None:
+            seen.append((name, snapshot.seq))
 
-    report = verify(path, check_snapshot=check)
+        def add(self, record: StoredRecord) -> None:
+            seen.append(record.seq)
 
-    assert seen == [("alice", 2, 2)]
+        def end(self) -> str | None:
+            return "its snapshot is not its fold"
+
+    report = verify(path, check_snapshot=Check)
+
+    assert seen == [("alice", 2), 1, 2]
     assert [problem.found for problem in report.problems] == ["its snapshot is not its fold"]
 
 
