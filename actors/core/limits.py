@@ -32,12 +32,16 @@ class Limits:
     """The message ids that the turn table holds; older ones are looked up in the journal."""
     recent_events_max: int = 256
     """The events that the owner holds by id; older ones are looked up in the journal."""
+    recent_bytes_max: int = 16 << 20
+    """The bytes of those of them that have more than 64 KiB each."""
     finished_calls_max: int = 256
     """The calls, and the responses, that admission remembers once they have left the view."""
     snapshot_events: int = 200
     """The events after which a snapshot may be written."""
     buffered_events_max: int = 256
     """The events that wait for a slow reader before it goes back to reading the journal."""
+    buffered_bytes_max: int = 16 << 20
+    """The bytes of those of them that have more than 64 KiB each."""
     read_page: int = 256
     """The events that a reader takes from the journal at once."""
     content_length_max: int = 1 << 20

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, cast
 from turnkeeper.runtime import format_id
 
 from ..events import Event, LoggedEvent, StepRequest, TextDelta, share_fields
+from ..journal import Record
 from ..values.tables import NO_TABLE
 from ..values.text import storable
 from .commands import OnOverlap
@@ -18,9 +19,13 @@ from .limits import ANSWER_LENGTH_MAX
 from .state import Folded
 from .turn_table import KnownMessage
 
+LARGE_BYTES = 64 << 10
+"""Events with more bytes of JSON than this are large: memory holds fewer of them."""
+
 _STEP_ENDS = ("step_finished", "turn_ended")
 
 __all__ = [
+    "LARGE_BYTES",
     "Asked",
     "ConversationSettings",
     "Decision",
@@ -205,6 +210,9 @@ class WorkingState:
     Without their seqs: they are consecutive, and the last one is at `state.seq`. So a conversation
     has one object less for each of them.
     """
+    large: dict[str, int] = field(default_factory=dict)
+    """The bytes of those of the newest events that have more than `LARGE_BYTES`, by id."""
+    large_bytes: int = 0
 
     @property
     def hands_turns_over(self) -> bool:
@@ -236,7 +244,7 @@ class WorkingState:
             state.fold(event)
             recent[event.id] = event
             if len(recent) > state.limits.recent_events_max:
-                del recent[next(iter(recent))]
+                self._let_go_oldest()
             if event.kind in _STEP_ENDS:
                 self.asked = None
         if decision.is_answer_over:
@@ -249,6 +257,28 @@ class WorkingState:
             self.agent_of = None
         for effect in decision.effects:
             self.agent_of = effect.turn_id if isinstance(effect, StartTurn) else None
+
+    def note_sizes(self, committed: Sequence[Record]) -> int:
+        """Let go of the oldest events while the large ones have more than `recent_bytes_max`.
+
+        `committed`: the events that were just committed. Return the bytes of the large ones.
+        """
+        size = 0
+        for record in committed:
+            if len(record.payload) > LARGE_BYTES and record.event_id in self.recent:
+                self.large[record.event_id] = len(record.payload)
+                size += len(record.payload)
+        if size:
+            self.large_bytes += size
+            while self.large_bytes > self.state.limits.recent_bytes_max:
+                self._let_go_oldest()
+        return size
+
+    def _let_go_oldest(self) -> None:
+        oldest = next(iter(self.recent))
+        del self.recent[oldest]
+        if self.large:
+            self.large_bytes -= self.large.pop(oldest, 0)
 
 
 class Draft:

@@ -261,14 +261,16 @@ class ConversationActor(Actor[Command | Query]):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
                     await self._refuse_places(records, seqs)
+                large_bytes = self._working.note_sizes(records)
             else:
+                large_bytes = 0
                 # A write proves that no rival has taken over; without one, the lease has to.
                 if not self._working.state.seq:
                     await self._check_is_empty()
                 self.check_lease()
 
             # 4. Publish, and answer the callers. 5. Start effects.
-            self._publish(batch)
+            self._publish(batch, large_bytes)
             self._start_effects(batch, has_written=bool(records))
         except Exception as error:
             failure = self._lost_or(error)
@@ -478,8 +480,11 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 4. publish ------------------------------------------------------------------------------
 
-    def _publish(self, decided: Sequence[Taken]) -> None:
-        """Show the committed batch to effects, then to subscribers, then to callers."""
+    def _publish(self, decided: Sequence[Taken], large_bytes: int) -> None:
+        """Show the committed batch to effects, then to subscribers, then to callers.
+
+        `large_bytes`: of its large events.
+        """
         seq = self._seq
         self._show_state()
         if not seq and self._seq:
@@ -491,13 +496,13 @@ class ConversationActor(Actor[Command | Query]):
             decision = one.decision
             if decision.piece is not None:
                 # Readers get the piece after the events decided before it, and before later ones.
-                self._publish_events(events)
+                self._publish_events(events, large_bytes)
                 events = []
                 self._publish_piece(decision, seq)
             for event in decision.events:
                 seq += 1
                 events.append(LoggedEvent(seq, event))
-        self._publish_events(events)
+        self._publish_events(events, large_bytes)
         for one in decided:
             delivery, refusal = one.delivery, one.refusal
             if delivery is None:
@@ -508,10 +513,10 @@ class ConversationActor(Actor[Command | Query]):
             else:
                 delivery.fail(refusal)
 
-    def _publish_events(self, events: Sequence[LoggedEvent]) -> None:
+    def _publish_events(self, events: Sequence[LoggedEvent], large_bytes: int) -> None:
         if events:
             self._setup.watching.watcher.committed(self._conversation_id, events)
-            self._setup.subscriptions.publish(self._conversation_id, events)
+            self._setup.subscriptions.publish(self._conversation_id, events, large_bytes)
 
     def _publish_piece(self, decision: Decision, seq: int) -> None:
         if decision.piece is not None and decision.piece.text:

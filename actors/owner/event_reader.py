@@ -117,6 +117,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._pieces = PieceCursor() if pieces else None
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
+        self._offered_bytes = 0
+        """The bytes of the large events that were offered since none was left to yield."""
         self._is_chosen = False
         """True once it is woken to lead, until it has left its wait."""
         self._bell: Bell | None = None
@@ -124,11 +126,15 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._wake: Callable[[], object] = _wake_none
         """Wakes the reader, if it waits; called when an item or the end may have come."""
 
-    def offer(self, events: Sequence[LoggedEvent]) -> None:
-        """Take events that were just committed, in order."""
+    def offer(self, events: Sequence[LoggedEvent], large_bytes: int = 0) -> None:
+        """Take events that were just committed, in order; `large_bytes`: of the large ones."""
         offered = self._log.offered
+        if large_bytes:
+            self._offered_bytes = large_bytes + (self._offered_bytes if offered else 0)
         offered.extend(events)
-        if len(offered) > self._limits.buffered_events_max:
+        if len(offered) > self._limits.buffered_events_max or (
+            large_bytes and self._offered_bytes > self._limits.buffered_bytes_max
+        ):
             offered.clear()
             if self._pieces is not None:
                 self._pieces.drop_between()

@@ -94,8 +94,13 @@ class Subscriptions:
                 "other threads, and in loops that run there, use runtime.portal()"
             )
 
-    def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
-        """Offer committed events, in order, to the readers of this conversation."""
+    def publish(
+        self, conversation_id: str, events: Sequence[LoggedEvent], large_bytes: int = 0
+    ) -> None:
+        """Offer committed events, in order, to the readers of this conversation.
+
+        `large_bytes`: the bytes of those that have more than `LARGE_BYTES`; it may be too many.
+        """
         answer = self._live_answers.get(conversation_id)
         if answer is not None:
             answer.head = events[-1].seq
@@ -104,7 +109,7 @@ class Subscriptions:
                 answer.end_before(ending.seq)
                 del self._live_answers[conversation_id]
         for reader in self._live(conversation_id):
-            reader.offer(events)
+            reader.offer(events, large_bytes)
 
     def publish_piece(self, conversation_id: str, piece: TextDelta, head: int) -> None:
         """Offer a piece of the answer being written; `head` is the end of the log."""

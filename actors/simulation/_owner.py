@@ -314,12 +314,14 @@ class _Subscriptions(Subscriptions):
         self._world = process.world
         self._shown = ShownAnswer(is_calm=True)
 
-    def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
+    def publish(
+        self, conversation_id: str, events: Sequence[LoggedEvent], large_bytes: int = 0
+    ) -> None:
         for logged in events:
             self._world.oracles.saw_event(conversation_id, logged, "readers")
             if (found := self._shown.see(logged.event)) is not None:
                 self._world.oracles.broken("C3", found)
-        super().publish(conversation_id, events)
+        super().publish(conversation_id, events, large_bytes)
 
     def publish_piece(self, conversation_id: str, piece: TextDelta, head: int) -> None:
         if (found := self._shown.add(piece)) is not None:

@@ -79,7 +79,7 @@ MUTANTS = [
         ConversationActor,
         "_run",
         "        batch = self._decide(batch)",
-        "        batch = self._decide(batch)\n        self._publish(batch)",
+        "        batch = self._decide(batch)\n        self._publish(batch, 0)",
     ),
     Mutant(
         "an effect starts before the commit",
@@ -487,8 +487,8 @@ PROMISES = [
         "the buffer of a subscriber has no limit",
         EventReader,
         "offer",
-        "if len(offered) > self._limits.buffered_events_max:",
-        "if False:",
+        "len(offered) > self._limits.buffered_events_max",
+        "False",
     ),
     Mutant(
         "the table of known messages forgets one that waits",
@@ -912,6 +912,15 @@ PROMISES = [
         "is_ask = True",
         test="tests/runtime/test_batches.py::"
         "test_a_late_ask_of_a_batch_may_have_been_handled_and_one_in_the_mailbox_was_not",
+    ),
+    Mutant(
+        "the buffer of a subscriber has no limit in bytes",
+        EventReader,
+        "offer",
+        "self._offered_bytes > self._limits.buffered_bytes_max",
+        "False",
+        test="tests/actors/owner/test_recent_events.py::"
+        "test_few_large_events_are_held_that_have_left_the_view",
     ),
 ]
 """Faults placed by what is promised, and not by where the code is that keeps the promise."""

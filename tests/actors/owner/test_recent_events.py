@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, brief
-from turnkeeper.actors import Conversations, LoggedEvent, MemoryJournal, TextDelta, Turn
+from turnkeeper.actors import (
+    Conversation,
+    Conversations,
+    LoggedEvent,
+    MemoryJournal,
+    SQLiteJournal,
+    TextDelta,
+    Turn,
+)
+from turnkeeper.actors.core.admission import Duplicate
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import ConversationDeleted
+from turnkeeper.actors.events import AgentMessageEvent
 from turnkeeper.actors.journal import Claim, Record, StoredRecord
 from turnkeeper.runtime.testing import settle
 
@@ -82,6 +94,45 @@ async def test_a_turn_that_memory_has_in_part_is_read_from_the_journal(limits: L
         await _follow(turn, seen)
 
         assert seen == ["u:tool", "call", "result", "a:a(tool)", "completed"]
+
+
+async def said_and_retracted(chat: Conversation, text: str) -> None:
+    event = AgentMessageEvent(content=text)
+    await chat.append(event)
+    await chat.retract([event.id])
+
+
+@pytest.mark.parametrize("is_followed", [False, True], ids=["alone", "beside a slow reader"])
+async def test_few_large_events_are_held_that_have_left_the_view(
+    tmp_path: Path, *, is_followed: bool
+) -> None:
+    """A bound in number alone would let 256 events have hundreds of MiB."""
+    limits = Limits(recent_bytes_max=1 << 20, buffered_bytes_max=1 << 20)
+    async with Conversations(
+        HeldAgent(), journal=SQLiteJournal(tmp_path / "chats.db"), limits=limits
+    ) as conversations:
+        chat = conversations["c"]
+        first = AgentMessageEvent(content="small")
+        await chat.append(first)
+        reader = chat.events()
+        seqs = [(await anext(reader)).seq]
+        if is_followed:
+            await chat.append(AgentMessageEvent(content="what it waits for"))
+            seqs.append((await anext(reader)).seq)
+        else:
+            del reader
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                await said_and_retracted(chat, "x" * 200_000)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 8 << 20  # the stuck detector has 20 of them
+        assert await chat.append(first) == Duplicate(1)
+        if is_followed:
+            seqs += [(await anext(reader)).seq for _ in range(200)]
+            assert seqs == list(range(1, 203))
 
 
 class HoldsAnswers(WatchedJournal):
