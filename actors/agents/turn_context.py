@@ -46,6 +46,7 @@ from ..core.commands import (
 )
 from ..core.limits import Limits
 from ..core.metrics import Metrics
+from ..core.records import check_written
 from ..core.stuck import SeenEvent
 from ..core.turn_table import RunningTurn
 from ..core.view import View
@@ -68,7 +69,6 @@ from ..events import (
     UserMessageEvent,
     encode_event,
 )
-from ..journals.shared.limits import check_size
 from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
 from ..values.frozen import FrozenObject, check_json
@@ -613,7 +613,7 @@ class TurnContext:
     ) -> Sequence[LoggedEvent]:
         written = tuple(map(encode_event, events))
         for event, payload in zip(events, written, strict=True):
-            check_size(a_type(event), payload)  # here, where it fails the turn and not the owner
+            check_written(event, payload)  # here, where it fails the turn and not the owner
         append = TurnAppend(
             self.turn_id, self._epoch, events, suspends=suspends, ends=ends, written=written
         )

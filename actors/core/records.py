@@ -18,7 +18,7 @@ from ..journal import Record, StoredRecord
 from ..values.text import EVENT_LENGTH_MAX, check_length, check_new_id, error_text
 from ..values.type_names import a_type
 
-__all__ = ["decode_record", "encode_record", "events_of_records", "write_event"]
+__all__ = ["check_written", "decode_record", "encode_record", "events_of_records", "write_event"]
 
 # Found by kind, here and in the folds: it costs a quarter of an `isinstance` that fails.
 _CHAT_KINDS = ("user_message", "message_queued")
@@ -36,8 +36,7 @@ def write_event(event: Event) -> bytes:
         check_new_id("kind", event.kind)
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
-        if len(written) > EVENT_LENGTH_MAX:
-            check_length(a_type(event), len(written))
+        check_written(event, written)
         read = type(event) if checked else type(decode_event(written))
     except ValueError as error:
         said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
@@ -45,6 +44,15 @@ def write_event(event: Event) -> bytes:
     if read is not type(event):
         raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
     return written
+
+
+def check_written(event: Event, written: bytes) -> None:
+    """Raise `InvalidInput` if the JSON of a caller's or an agent's event is too long.
+
+    A longer one would stop the event loop for seconds whenever it is written or read.
+    """
+    if len(written) > EVENT_LENGTH_MAX:
+        check_length(a_type(event), len(written), EVENT_LENGTH_MAX)
 
 
 def encode_record(event: Event, written: bytes | None = None) -> Record:

@@ -23,6 +23,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.core import records
 from turnkeeper.actors.errors import (
     InvalidInput,
     TurnNotCompleted,
@@ -33,7 +34,6 @@ from turnkeeper.actors.events import (
     StepRequest,
     ThinkingBlock,
 )
-from turnkeeper.actors.journals.shared import limits
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -286,11 +286,11 @@ def test_a_number_that_json_would_not_give_back_is_refused() -> None:
         StepRequest(view_seq=10**5000)
 
 
-async def test_an_event_that_no_journal_takes_fails_its_turn_and_not_its_owner(
+async def test_an_event_that_is_too_long_fails_its_turn_and_not_its_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The journal refused it, and so ended the owner."""
-    monkeypatch.setattr(limits, "PAYLOAD_BYTES_MAX", 10_000)
+    """The journal would refuse a very long one, and so end the owner."""
+    monkeypatch.setattr(records, "EVENT_LENGTH_MAX", 10_000)
 
     @agent
     async def long_winded(turn: TurnContext) -> None:
@@ -298,16 +298,16 @@ async def test_an_event_that_no_journal_takes_fails_its_turn_and_not_its_owner(
 
     async with verified(long_winded, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
-        with pytest.raises(TurnNotCompleted, match="a journal takes 10,000; nothing was written"):
+        with pytest.raises(TurnNotCompleted, match="it takes at most 10,000; nothing was written"):
             await (await chat.send("A")).reply()
 
         assert (await (await chat.send("B")).end()).outcome == "completed"
 
 
-async def test_a_result_that_no_journal_takes_becomes_an_error_that_says_so(
+async def test_a_result_that_is_too_long_becomes_an_error_that_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PAYLOAD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(records, "EVENT_LENGTH_MAX", 10_000)
 
     async def read(_: ActionEvent) -> str:
         return "x" * 10_000
