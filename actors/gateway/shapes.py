@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple, TypeAlias
 from ..core.state import Folded
 from ..core.transcript import Transcript
 from ..core.view import View
+from ..journal import READ_BYTES
 from ..models.messages import LLMShape, to_llm_messages
 from .ag_ui_messages import ag_ui_messages
 from .ai_sdk import ui_messages
-from .wire import Rename, event_json, logged_json
+from .wire import Rename, event_json, sized_json
 
 __all__ = ["Asked", "Shape", "shaped_transcript", "shaped_view"]
 
@@ -55,10 +56,15 @@ def shaped_transcript(
         return {"messages": [each.model_dump(mode="json", by_alias=True) for each in messages]}
     everything = [*transcript.said, *transcript.waiting]
     page = [logged for logged in everything if before is None or logged.seq < before]
-    return {
-        "messages": [logged_json(logged, rename) for logged in page[-limit:]],
-        "has_more": len(page) > limit,
-    }
+    rows: list[dict[str, object]] = []
+    held = 0
+    for logged in reversed(page):
+        if len(rows) == limit or held >= READ_BYTES:
+            break
+        value, size = sized_json(logged, rename)
+        rows.append(value)
+        held += size
+    return {"messages": rows[::-1], "has_more": len(page) > len(rows)}
 
 
 def _llm_messages(view: View, shape: Shape, asked: Asked = Asked()) -> dict[str, object]:

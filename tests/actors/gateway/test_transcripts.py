@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from turnkeeper.actors import RollingCondenser, ScriptedModel, ToolAgent
+from turnkeeper.actors.gateway import shapes
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.actors.values.frozen import FrozenObject
 
@@ -82,22 +83,40 @@ async def test_a_message_that_waits_is_the_last_of_the_transcript(world: World) 
     world.agent.release("slow")
 
 
+async def pages_of(world: World, **query: object) -> list[list[str]]:
+    pages: list[list[str]] = []
+    before: dict[str, object] = {}
+    while True:
+        page = await messages(world, **query, **before)
+        pages.append(contents(page))
+        if not page["has_more"]:
+            return pages
+        before = {"before": page["messages"][0]["seq"]}
+
+
 async def test_a_transcript_is_read_backwards_by_pages_and_at_any_seq(world: World) -> None:
     for text in ("one", "two", "three"):
         await world.answered("alice", text)
 
-    pages: list[list[str]] = []
-    before: dict[str, object] = {}
-    while True:
-        page = await messages(world, limit=4, **before)
-        pages.append(contents(page))
-        if not page["has_more"]:
-            break
-        before = {"before": page["messages"][0]["seq"]}
+    pages = await pages_of(world, limit=4)
 
     assert pages == [["two", "a(two)", "three", "a(three)"], ["one", "a(one)"]]
     assert contents(await messages(world, at=4)) == ["one", "a(one)"]
     assert (await messages(world, at=4))["cursor"].startswith("4.")
+
+
+async def test_a_page_of_large_messages_is_short(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shapes, "READ_BYTES", 4_000)
+    for text in ("one", "two"):
+        await world.answered("alice", text * 1_000)
+
+    pages = await pages_of(world)
+
+    assert [len(page) for page in pages] == [2, 2]
+    said = [text for page in reversed(pages) for text in page]
+    assert [text[:5] for text in said] == ["oneon", "a(one", "twotw", "a(two"]
 
 
 async def test_an_open_call_has_no_shape_for_a_provider_yet(world: World) -> None:
