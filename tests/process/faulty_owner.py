@@ -6,9 +6,9 @@ of the call (0: none), and 1 if all later ones fail too. It answers each with on
 number of such calls in the run, its errors, and everything that is `wrong`.
 
 Every run is a fork of this process, which has loaded everything and started nothing. It claims,
-appends, forks, keeps a snapshot and a rejection, deletes, and empties the log; it sends again after
-an unknown outcome, as a caller should. Then nothing fails any more, and the file is compared with
-the acknowledgements.
+appends, forks, keeps a snapshot and a rejection, indexes chat messages, searches, deletes, and
+empties the log; it sends again after an unknown outcome, as a caller should. Then nothing fails any
+more, and the file and its index are compared with the acknowledgements.
 """
 
 import ctypes
@@ -25,8 +25,10 @@ from typing import Any
 
 import anyio
 
+from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import ConversationNotFound, Fenced
-from turnkeeper.actors.journal import Claim, Rejection, Snapshot
+from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.actors.journal import Claim, Rejection, SearchQuery, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -34,6 +36,7 @@ from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailab
 
 PART = b'{"x": "' + b"y" * 40_000 + b'"}'
 BIG = b"z" * 20_000
+WORD = "word"
 
 shim = ctypes.CDLL(None)
 
@@ -53,6 +56,7 @@ class Run:
             "b": [],
             "f": [],
             "big": [],
+            "said": [],
         }
         self.open: dict[str, list[str]] = {name: [] for name in self.kept}
         self.may_be_gone: set[str] = set()
@@ -84,7 +88,10 @@ class Run:
         self, journal: SQLiteJournal, name: str, *ids: str, payload: bytes = b"{}"
     ) -> None:
         """As an owner does: after an error it claims again, and sends the same ids."""
-        records = [make_record(event_id, payload) for event_id in ids]
+        if name == "said":
+            records = [encode_record(UserMessageEvent(id=each, content=WORD)) for each in ids]
+        else:
+            records = [make_record(event_id, payload) for event_id in ids]
         for _ in range(3):
             claim = self.claims.pop(name, None)
             if claim is None:
@@ -135,6 +142,9 @@ class Run:
             await self.ask("snapshot", lambda: journal.write_snapshot("a", snapshot, epoch=epoch))
             rejections = [Rejection(4e9, "v", "r", b"{}")]
             await self.ask("reject", lambda: journal.reject("a", rejections, epoch=epoch))
+        for number in range(2):
+            await self.append(journal, "said", f"s{number}", f"t{number}")
+            await self.ask("index", journal.index)
         for number in range(4):
             await self.append(journal, "big", f"g{number}", payload=BIG)
         if "b" in self.claims:
@@ -148,6 +158,7 @@ class Run:
         for name in ("a", "f", "old"):
             await self.ask(f"read {name}", partial(journal.read, name))
         await self.ask("list", journal.list)
+        await self.ask("search", lambda: journal.search(SearchQuery([WORD], 99)))
         self.closed = not journal.is_lease_valid()
         if self.closed:
             again = await self.ask("closed", lambda: journal.claim("a"))
@@ -159,7 +170,12 @@ class Run:
         found = verify(self.path).problems
         if found:
             self.wrong.append(f"damaged: {found}")
-        async with SQLiteJournal(self.path) as journal:
+        async with SQLiteJournal(self.path, search=True) as journal:
+            await journal.index()
+            page = await journal.search(SearchQuery([WORD], 99))
+            said = [one.event_id for one in reversed(page.rows)]
+            if said not in (self.kept["said"], self.kept["said"] + self.open["said"]):
+                self.wrong.append(f"{said} is found, and {self.kept['said']} was acknowledged")
             for name, kept in self.kept.items():
                 allowed = [kept, kept + self.open[name]]
                 if name in self.may_be_gone:
@@ -184,7 +200,7 @@ class Run:
 
 async def run_once(run: Run, kind: int, number: int, lasts: int) -> int:
     async def enter_and_work() -> None:
-        async with SQLiteJournal(run.path, busy_wait_s=1) as journal:
+        async with SQLiteJournal(run.path, busy_wait_s=1, search=True) as journal:
             await run.work(journal)
 
     shim.shim_arm(kind, number, lasts)
