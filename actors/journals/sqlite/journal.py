@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypeVar, get_args
 
 import anyio
 
@@ -33,6 +33,7 @@ from turnkeeper.runtime.lowlevel import thread_caller
 
 from ...errors import (
     CorruptLog,
+    InvalidInput,
     JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
@@ -160,6 +161,9 @@ class SQLiteJournal(DatabaseJournal):
         than appends. Tests stop, delay or fail at these points.
         """
         check_settings(locals())
+        if synchronous not in get_args(Synchronous):
+            known = ", ".join(get_args(Synchronous))
+            raise InvalidInput(f"synchronous is {synchronous!r}; it takes one of {known}")
         self._path = real_path(path)
         self._is_read_only = read_only
         self._is_takeover = takeover

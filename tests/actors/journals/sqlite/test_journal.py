@@ -865,6 +865,11 @@ def test_what_is_no_path_is_refused_before_a_file_of_that_name_is_made(
     assert "secret" not in str(refused.value)
 
 
+def test_a_setting_that_sqlite_has_and_that_is_not_durable_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="synchronous is 'OFF'; it takes one of FULL, "):
+        SQLiteJournal("chats.db", synchronous="OFF")  # type: ignore[arg-type]
+
+
 async def test_a_path_that_does_not_exist_is_made_by_an_owner_only(tmp_path: Path) -> None:
     with pytest.raises(JournalRefused, match="no such file"):
         async with reading(tmp_path / "missing.db"):
