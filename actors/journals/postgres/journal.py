@@ -451,7 +451,7 @@ class PostgresJournal(DatabaseJournal):
 
         with refusal(self._schema):
             with self._connect() as connection:
-                start_search(connection)
+                start_search(connection, self._schema)
             return PostgresIndexer(
                 self._connect,
                 schema=self._schema,

@@ -86,17 +86,16 @@ QUEUED = """
 """
 
 
-def start_search(connection: psycopg.Connection[Any]) -> None:
+def start_search(connection: psycopg.Connection[Any], schema: str) -> None:
     """Make an empty index, unless there already is one with these rules."""
     with connection.transaction():
+        # Before the look, which holds a lock that the TRUNCATE of another process would wait for.
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
         row = connection.execute("SELECT rules FROM search").fetchone()
         if row is not None and row[0] == WORD_RULES:
             return
         # Wait for appends that began before there was a queue, since they do not note their logs.
         connection.execute("LOCK TABLE conversation IN SHARE MODE")
-        row = connection.execute("SELECT rules FROM search").fetchone()
-        if row is not None and row[0] == WORD_RULES:
-            return
         connection.execute("TRUNCATE search, search_queue, search_log, search_message")
         connection.execute("INSERT INTO search VALUES (0, %s)", (WORD_RULES,))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import psycopg
 import pytest
 
@@ -372,6 +373,41 @@ async def test_an_index_that_was_cut_off_goes_on_where_it_was(
         assert verify(place / "c.db").problems == ()
 
 
+async def test_two_processes_may_make_the_index_at_the_same_moment() -> None:
+    """Both look and find none before either makes it; then one must not fail for the other."""
+    uri = postgres.conninfo()
+    # Those who wait for this connection, or for someone who does.
+    waiting = """
+        WITH RECURSIVE waiting AS (
+            SELECT pg_backend_pid() AS pid
+            UNION SELECT l.pid FROM pg_locks l JOIN waiting w ON w.pid = ANY(pg_blocking_pids(l.pid))
+            WHERE NOT l.granted
+        )
+        SELECT count(*) - 1 FROM waiting
+    """
+    with postgres.schema() as schema:
+        async with PostgresJournal(uri, schema=schema):
+            pass  # the tables are there, without an index
+        with (
+            psycopg.connect(uri, options=f"-c search_path={schema}") as appending,
+            anyio.fail_after(60),
+        ):
+
+            async def search() -> None:
+                async with PostgresJournal(uri, schema=schema, search=True) as journal:
+                    await hits(journal, "word")
+
+            appending.execute("LOCK TABLE conversation IN ROW EXCLUSIVE MODE")
+            async with anyio.create_task_group() as group:
+                group.start_soon(search)
+                group.start_soon(search)
+                while appending.execute(waiting.encode()).fetchone() != (2,):
+                    await anyio.lowlevel.checkpoint()
+                appending.commit()
+            rows = appending.execute("SELECT count(*) FROM search").fetchone()
+        assert rows == (1,)
+
+
 async def test_two_processes_index_each_message_once() -> None:
     with postgres.schema() as schema:
         uri = postgres.conninfo()
@@ -582,6 +618,7 @@ async def test_no_append_waits_for_the_index(kind: str, place: Path) -> None:
 KILLED = """
 import os, signal, sys
 import anyio
+import anyio.lowlevel
 from turnkeeper.actors import PostgresJournal, SQLiteJournal
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import UserMessageEvent
