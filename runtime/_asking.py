@@ -22,7 +22,7 @@ __all__ = ["Party", "current_actor", "forget_wait", "in_effect", "note_wait"]
 class Home(Protocol):
     """The runtime of an actor, as one that asks sees it."""
 
-    home: int
+    home: object
     is_in_worker: Callable[[], bool]
 
 

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -53,6 +54,7 @@ __all__ = [
     "is_closing",
     "is_interruption",
     "loop_clock",
+    "loop_marker",
     "make_bell",
     "make_lone_bell",
     "membership",
@@ -513,6 +515,15 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
             return  # by contract: the loop is gone
 
     return call_soon
+
+
+def loop_marker() -> Callable[[], object]:
+    """Return a function that returns the mark of the loop, of this kind, that it is called in.
+
+    Loops that are open at the same time have different marks. On trio, the number of the thread is
+    enough: a run of trio ends before its thread begins another.
+    """
+    return asyncio._get_running_loop if _trio() is None else get_ident  # noqa: SLF001 - in its `__all__`
 
 
 def home_check() -> Callable[[], bool]:

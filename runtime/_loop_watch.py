@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from functools import partial
+from threading import get_ident
 from traceback import format_stack
 from typing import Final
 
@@ -32,6 +33,7 @@ class LoopWatch:
 
     def start(self) -> None:
         """Begin to watch."""
+        self._thread = get_ident()
         self._world.ports.start_thread("turnkeeper-loop-watch", self._run)
 
     def stop(self) -> None:
@@ -46,7 +48,7 @@ class LoopWatch:
                 self._report(sign)
 
     def _report(self, sign: threading.Event) -> None:
-        frame = sys._current_frames().get(self._world.home)  # noqa: SLF001 - documented
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - documented
         # Lines of code and names of functions, without the values of local variables.
         stack = "".join(format_stack(frame)[-_FRAMES_MAX:]) if frame is not None else ""
         del frame

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any, Final, Generic, Protocol, cast
 
 from typing_extensions import TypeVar
@@ -102,13 +101,13 @@ class Ref(Generic[M_contra]):
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:
-                if get_ident() != system.home:
+                if system.mark() != system.home:
                     system.check_home(cell.name)  # it raises, and is a call too many otherwise
                 cell.wake_for(item)
                 return
             mail = cell.mail
             if cell.waiting is None and len(mail) < cell.capacity:
-                if get_ident() != system.home:
+                if system.mark() != system.home:
                     system.check_home(cell.name)
                 mail.append(item)
                 return
@@ -148,7 +147,7 @@ class Ref(Generic[M_contra]):
         """
         cell = self._cell
         system = cell.system
-        if get_ident() != system.home:
+        if system.mark() != system.home:
             system.check_home(cell.name)  # as in `tell`
         # Before the message is sent. The sum raises `TypeError` for anything but a number.
         if timeout is not None and math.isnan(timeout + 0.0):
@@ -352,8 +351,8 @@ class Ref(Generic[M_contra]):
 
     @property
     def is_at_home(self) -> bool:
-        """True in the thread of its runtime's loop; in any other, nothing here may be called."""
-        return get_ident() == self._cell.system.home
+        """True in its runtime's loop; in any other, nothing here may be called."""
+        return self._cell.system.is_at_home
 
     @property
     def has_ended(self) -> bool:

@@ -174,7 +174,7 @@ class Runtime:
 
         Raises `ValueError` if an actor of this name is there already, `TypeError` for an actor in
         place of its factory, and `ActorEnded` if the runtime is closing. Raises `RuntimeError` if
-        the runtime is not entered, or has been left, and in another thread than that of its loop.
+        the runtime is not entered, or has been left, and in another event loop than its own.
         """
         self._check_entered()
         return self._root.spawn(
@@ -246,6 +246,11 @@ class Runtime:
             self._system.context.run(self._system.start_soon, self._portal.serve)
         return self._portal
 
+    def check_home(self) -> None:
+        """Raise `RuntimeError` in another event loop than the runtime's, unless it has ended."""
+        if self._is_open and not self._host_ended.is_set():
+            self._system.check_home("the runtime")
+
     def _check_entered(self) -> None:
         if not self._is_entered:
             raise RuntimeError("the runtime has not been entered: use `async with` first")
@@ -275,12 +280,14 @@ class Runtime:
     async def aclose(self) -> None:
         """Leave a runtime that was entered with `start`; a second call does nothing.
 
-        Raises the failure that ended it, if one did. A cancellation does not cut it short.
+        Raises the failure that ended it, if one did, and `RuntimeError` in another event loop than
+        its own. A cancellation does not cut it short.
         """
         if self._has_block:
             raise RuntimeError("the runtime was entered with `async with`, which leaves it")
         if not self._is_open:
             return
+        self.check_home()
         with anyio.CancelScope(shield=True):
             cancelled = await self._wait_for_host()
         self._is_open = False
@@ -323,26 +330,17 @@ class Runtime:
         `_stay` and `persist` deal with that. If an actor's code never ends, neither does this task,
         and the runtime leaves it behind.
         """
-        system = self._system
         try:
             async with open_tasks() as tasks:
-                self._tasks = tasks
-                system.open(tasks)
-                tasks.start_soon(self._run_clock)
-                if self._loop_watch is not None:
-                    self._loop_watch.start()
-                if self._freezer is not None:
-                    self._freezer.start()
-                if self._handles_signals:
-                    listening: OneShot[None] = OneShot()
-                    tasks.start_soon(self._listen, listening)
-                    await persist(listening.wait)
-                ready.set(None)
-                await self._stay()
-                await persist(self._close)
-                system.pool.close()
-                tasks.cancel()
-                self._is_closed.set()
+                try:
+                    await self._run(tasks, ready)
+                except anyio.get_cancelled_exc_class():
+                    # trio cancels this task if its main task has ended without leaving the runtime.
+                    # The workers are shielded from that.
+                    self._fail(self._host_cancelled())
+                    self._close_intake()
+                    self._system.pool.close()
+                    raise
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:  # noqa: BLE001 - carried to the task that entered us
@@ -350,6 +348,26 @@ class Runtime:
             self._fail(found[0] if len(found) == 1 else error)
         finally:
             self._end_host(ready)
+
+    async def _run(self, tasks: Tasks, ready: OneShot[None]) -> None:
+        system = self._system
+        self._tasks = tasks
+        system.open(tasks)
+        tasks.start_soon(self._run_clock)
+        if self._loop_watch is not None:
+            self._loop_watch.start()
+        if self._freezer is not None:
+            self._freezer.start()
+        if self._handles_signals:
+            listening: OneShot[None] = OneShot()
+            tasks.start_soon(self._listen, listening)
+            await persist(listening.wait)
+        ready.set(None)
+        await self._stay()
+        await persist(self._close)
+        system.pool.close()
+        tasks.cancel()
+        self._is_closed.set()
 
     async def _stay(self) -> None:
         """Wait until the runtime is left.

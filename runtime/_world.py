@@ -11,11 +11,20 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import WARNING
-from threading import get_ident
 from traceback import format_exception
 from typing import Any, Protocol, TypeVarTuple
 
-from ._backend import OneShot, Park, Tasks, checkpointing, loop_clock, membership, parking, pausing
+from ._backend import (
+    OneShot,
+    Park,
+    Tasks,
+    checkpointing,
+    loop_clock,
+    loop_marker,
+    membership,
+    parking,
+    pausing,
+)
 from ._clock import Clock
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
@@ -85,8 +94,10 @@ class World:
         self.is_in_worker: Callable[[], bool] = bool
         """True in the task of a worker, and in the tasks that such a task waits for."""
         self.call_soon: Callable[[Callable[[], None]], None] = _drop
-        self.home = 0
-        """The thread of the runtime's loop."""
+        self.mark: Callable[[], object] = object
+        """Returns the mark of the loop that it is called in; see `loop_marker`."""
+        self.home: object = None
+        """The mark of the runtime's loop."""
         self.is_closing = False
         self._given_up: list[Job] = []
         """Jobs that swallowed their cancellation; some may have ended since."""
@@ -97,7 +108,8 @@ class World:
         self._tasks = tasks
         if keeps_loop_time(self.ports):
             self.now = self.clock.now = self.dead_letters.now = loop_clock()
-        self.home = get_ident()
+        self.mark = loop_marker()
+        self.home = self.mark()
         self.park = parking()
         self.checkpoint = checkpointing()
         self.pause = pausing()
@@ -110,12 +122,18 @@ class World:
     def is_open(self) -> bool:
         return self._tasks is not None
 
+    @property
+    def is_at_home(self) -> bool:
+        """True in the runtime's loop."""
+        return self.mark() == self.home
+
     def check_home(self, actor: str) -> None:
-        """Raise `RuntimeError` if the caller is not in the thread of the runtime's loop."""
-        if get_ident() != self.home:
+        """Raise `RuntimeError` if the caller is not in the runtime's loop."""
+        if not self.is_at_home:
             raise RuntimeError(
-                f"{actor} was called from another thread than its runtime's; nothing happened; "
-                f"in other threads, and in loops that run there, use runtime.portal()"
+                f"{actor} was called from another thread than its runtime's, or in another event "
+                "loop; nothing happened; in other threads, and in loops that run there, use "
+                "runtime.portal()"
             )
 
     def start_soon(self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args) -> None:

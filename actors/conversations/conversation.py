@@ -596,7 +596,7 @@ class Conversation:
 
     @property
     def is_in_own_loop(self) -> bool:
-        """True in the thread of the event loop that the `Conversations` run in."""
+        """True in the event loop that the `Conversations` run in."""
         return self._ref.is_at_home
 
     # --- inside ----------------------------------------------------------------------------------

@@ -268,8 +268,11 @@ class Conversations:
         """Close what `start` has opened. A second call waits until the first has closed it.
 
         If another task is still in `start`, that `start` closes what it has opened and raises
-        `ConversationsClosed`; `aclose` waits for this.
+        `ConversationsClosed`; `aclose` waits for this. Raises `RuntimeError` in another event loop
+        than the one of `start`; nothing is closed then.
         """
+        if self._runtime is not None:
+            self._runtime.check_home()
         self._region = None
         self._is_close_asked = self._is_entered
         try:
@@ -560,6 +563,7 @@ class Conversations:
         from ..owner.draining import check_drain, hand_over
 
         region = self._open_region()
+        self.runtime.check_home()
         check_drain(grace_s, messages)
         drain = self._setup.drain
         drain.begin(messages, until=self._ports.loop_time() + grace_s)

@@ -46,7 +46,7 @@ class OtherReaders(Protocol):
     """Asks another process for the pieces of a conversation; None if none can be asked."""
 
     def check_home(self) -> None:
-        """Raise `RuntimeError` in another thread than that of the event loop."""
+        """Raise `RuntimeError` in another event loop than that of the readers."""
 
     def claim_at(self, conversation_id: str) -> float:
         """Return the time, by the loop's clock, from which on readers may try to claim it."""

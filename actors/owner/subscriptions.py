@@ -22,10 +22,11 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from threading import get_ident
 from typing import Protocol
 
 import anyio
+
+from turnkeeper.runtime.lowlevel import home_check
 
 from ..core.limits import Limits
 from ..events import LoggedEvent, TextDelta
@@ -74,8 +75,8 @@ class Subscriptions:
         claim it: all together, so that one claim answers them all."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
-        self._home: int | None = None
-        """The thread of the event loop, once the `Conversations` open."""
+        self._is_home: Callable[[], bool] | None = None
+        """Tells the event loop of the `Conversations` from others, once they open."""
         self._is_closing = False
         self._is_live_over = False
         self._is_closed = False
@@ -84,14 +85,14 @@ class Subscriptions:
 
     def open(self) -> None:
         """Note that the `Conversations` open in the running event loop."""
-        self._home = get_ident()
+        self._is_home = home_check()
 
     def check_home(self) -> None:
-        """Raise `RuntimeError` in another thread: a reader that waits there is never woken."""
-        if self._home is not None and get_ident() != self._home:
+        """Raise `RuntimeError` in another event loop: a reader that waits there is never woken."""
+        if self._is_home is not None and not self._is_home():
             raise RuntimeError(
-                "a reader of events waits in another thread than its conversations' event loop; in "
-                "other threads, and in loops that run there, use runtime.portal()"
+                "a reader of events waits in another thread than its conversations', or in another "
+                "event loop; in other threads, and in loops that run there, use runtime.portal()"
             )
 
     def publish(

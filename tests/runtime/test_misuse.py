@@ -6,6 +6,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from turnkeeper.runtime import (
     MailboxSettings,
     Message,
     OwnershipLost,
+    Ref,
     Runtime,
     Supervision,
     TurnkeeperError,
@@ -31,6 +33,9 @@ from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 from .actors import Add, Counter, Fail, Get, Run, SyncCounter, block
 
 pytestmark = pytest.mark.anyio
+
+HANG_S = 60.0
+"""After so long, a call that is not refused counts as one that waits."""
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 has no eager tasks")
@@ -107,7 +112,25 @@ class TestALoopThatNeverWaits:
         assert probe.received == sent
 
 
-class TestAnotherThread:
+async def misuse(runtime: Runtime, ref: Ref[Any], use: str) -> None:
+    match use:
+        case "ask":
+            await ref.ask(Get())
+        case "tell":
+            await ref.tell(Add())
+        case "control":
+            await ref.tell(Add(), control=True)
+        case "now":
+            ref.tell_nowait(Add())
+        case "stop":
+            await ref.stop()
+        case "leave":
+            await runtime.aclose()
+        case _:
+            runtime.spawn(Counter, name="other")
+
+
+class TestAnotherLoop:
     @pytest.mark.parametrize("is_busy", [False, True])
     @pytest.mark.parametrize("use", ["ask", "tell", "control", "now", "stop", "spawn"])
     async def test_is_told_to_use_the_portal_and_changes_nothing(
@@ -117,23 +140,8 @@ class TestAnotherThread:
             ref = runtime.spawn(Counter, name="counter")
             blocked = await block(ref) if is_busy else None
 
-            async def misuse() -> None:
-                match use:
-                    case "ask":
-                        await ref.ask(Get())
-                    case "tell":
-                        await ref.tell(Add())
-                    case "control":
-                        await ref.tell(Add(), control=True)
-                    case "now":
-                        ref.tell_nowait(Add())
-                    case "stop":
-                        await ref.stop()
-                    case _:
-                        runtime.spawn(Counter, name="other")
-
             def run() -> None:
-                asyncio.run(misuse())
+                asyncio.run(misuse(runtime, ref, use))
 
             with pytest.raises(RuntimeError, match=r"nothing happened; .* runtime\.portal\(\)"):
                 await runtime.ports.blocking(run)
@@ -142,6 +150,30 @@ class TestAnotherThread:
                 blocked.set()
             assert await ref.ask(Get()) == 0
             assert [state.name for state in runtime.tree().walk()] == ["counter"]
+
+    @pytest.mark.parametrize("use", ["ask", "tell", "control", "now", "stop", "spawn", "leave"])
+    def test_of_the_same_thread_is_refused_too(self, use: str) -> None:
+        """As with a fixture of pytest that has another loop than the test; trio has no such."""
+
+        async def check() -> None:
+            assert await ref.ask(Get()) == 0
+            assert [state.name for state in runtime.tree().walk()] == ["counter"]
+            await runtime.aclose()
+
+        async def start() -> tuple[Runtime, Ref[Any]]:
+            runtime = await Runtime().start()
+            return runtime, runtime.spawn(Counter, name="counter")
+
+        with asyncio.Runner() as home, closing(asyncio.new_event_loop()) as other:
+            runtime, ref = home.run(start())
+
+            task = other.create_task(misuse(runtime, ref, use))
+            # Not as a deadline for the task: leaving is shielded against those.
+            other.run_until_complete(asyncio.wait({task}, timeout=HANG_S))
+
+            assert task.done(), "it waits"
+            assert "or in another event loop; nothing happened" in str(task.exception())
+            home.run(check())
 
 
 USES: dict[str, Callable[[Runtime], object]] = {
