@@ -414,6 +414,12 @@ def _load_agent(place: str) -> Agent:
         fail(UNUSABLE, f"{name} cannot be loaded: {said}")
     except (ImportError, OSError, SyntaxError) as error:
         fail(UNUSABLE, f"{name} cannot be loaded: {error}")
+    except SystemExit as end:
+        fail(
+            UNUSABLE,
+            f"{name} cannot be loaded: it ended the program ({end.code!r}); put what runs it as a "
+            'program under `if __name__ == "__main__":`',
+        )
     except Exception as error:  # noqa: BLE001 - whatever the module raises
         traceback.print_exception(error)
         fail(UNUSABLE, f"{name} cannot be loaded: {type(error).__name__}: {error}")

@@ -117,6 +117,10 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
         ("rate = 1 / 0\n", "cannot be loaded: ZeroDivisionError: division by zero"),
         ("open('/no/rates')\n", "cannot be loaded: /no/rates does not exist"),
         ("raise FileNotFoundError('no rates')\n", "cannot be loaded: no rates"),
+        (
+            "import sys\nsys.exit()\n",
+            "cannot be loaded: it ended the program (None); put what runs it as a program under `if",
+        ),
     ],
 )
 def test_a_module_that_fails_is_told_without_the_frames_of_the_command_line(
