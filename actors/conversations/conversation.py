@@ -223,7 +223,11 @@ class Conversation:
             known = None if message.message_id is None else turns.find(message.message_id)
             if known is not None:
                 turn_id, waits_for = turns.running.turn_id, turns.waits_for
-                return self._turn(Sent(known.message_id, known.seq, turn_id, True, None, waits_for))
+                found = await self._journal.read(self.conversation_id, after=known.seq - 1, limit=1)
+                event_id = found[0].event_id if found else None
+                return self._turn(
+                    Sent(known.message_id, known.seq, turn_id, True, None, waits_for, event_id)
+                )
         return None
 
     async def queued(self) -> Sequence[MessageQueuedEvent]:
@@ -642,7 +646,7 @@ class Conversation:
                 waiting = None
                 if isinstance(first, MessageQueuedEvent):
                     waiting = (first, (await self.at(sent.seq - 1)).turns)
-                return first_reply(sent, before, waiting)
+                return first_reply(replace(sent, event_id=first.id), before, waiting)
         except (ConversationNotFound, InvalidInput):
             pass
         return sent  # the log has been deleted since, and perhaps begun anew

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Region, Unavailable
@@ -16,8 +16,11 @@ from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Regi
 from ..core.commands import CancelTurn, Command, Expected, GetView, OnOverlap, Query, Sent
 from ..errors import (
     ConversationDeleted,
+    ConversationNotFound,
     ConversationsClosed,
     MessageNotFound,
+    NotThisLog,
+    NotYours,
     OwnedElsewhere,
     TurnNotCompleted,
 )
@@ -145,8 +148,19 @@ class TurnAccess:
 
     async def cancel(self, sent: Sent) -> bool:
         """Interrupt this chat message's turn, or withdraw the message while it waits."""
-        command = CancelTurn(sent.message_id, sent.turn_id, expected=self._expected)
-        return await ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
+        expected = self._expected
+        if sent.event_id is not None:
+            # A log that was begun anew may have a chat message of the same id.
+            expected = replace(expected or Expected(), seq=sent.seq, event_id=sent.event_id)
+        command = CancelTurn(sent.message_id, sent.turn_id, expected=expected)
+        try:
+            return await ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
+        except NotYours:  # a kind of ConversationNotFound
+            raise
+        except (ConversationNotFound, NotThisLog):
+            if self._expected is not None and self._expected.begins_nothing:
+                raise
+            return False  # the turn's log was deleted
 
 
 class _TurnWatch:
@@ -154,12 +168,14 @@ class _TurnWatch:
 
     The `UserMessageEvent` of a chat message names the turn that answers it; before that event, the
     message waits in the queue. The first event to look at is the one with which the chat message
-    was acknowledged; if the log has another event there, `ConversationDeleted` is raised.
+    was acknowledged; if the log has another event there, `ConversationDeleted` is raised. A log
+    that was begun anew may have a chat message of the same id there: then the event's id tells.
     """
 
     def __init__(self, conversation_id: str, sent: Sent) -> None:
         self.end: TurnEnd | None = None
         self.turn_id = sent.turn_id
+        self.event_id = sent.event_id
         self._conversation_id = conversation_id
         self._message_id = sent.message_id
         self._is_first = True
@@ -169,9 +185,10 @@ class _TurnWatch:
     def look_at(self, event: Event) -> bool:
         """Take in the next event; return True if it belongs to the turn."""
         if self._is_first:
-            if getattr(event, "message_id", None) != self._message_id:
+            is_other = self.event_id is not None and event.id != self.event_id
+            if is_other or getattr(event, "message_id", None) != self._message_id:
                 raise ConversationDeleted(self._conversation_id)
-            self._is_first = False
+            self._is_first, self.event_id = False, event.id
         if event.kind not in _WATCHED_KINDS:
             return event.turn_id == self.turn_id
         match event:
@@ -210,7 +227,8 @@ async def find_turn(access: TurnAccess, message_id: str, seq: int) -> Turn:
             break
     if not watch.turn_id:
         raise MessageNotFound(access.conversation_id, message_id)
-    return Turn(access, Sent(message_id, seq, watch.turn_id, is_duplicate=True))
+    sent = Sent(message_id, seq, watch.turn_id, is_duplicate=True, event_id=watch.event_id)
+    return Turn(access, sent)
 
 
 class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
@@ -379,6 +397,6 @@ class Turn:
         """Interrupt the turn, or withdraw its chat message while it waits.
 
         It is durable when this returns, and the text said so far is kept. Returns False if the turn
-        had ended already; so it may be called again, after `OutcomeUnknown` too.
+        had ended already, or was deleted; so it may be called again, after `OutcomeUnknown` too.
         """
         return await self._access.cancel(self._sent)

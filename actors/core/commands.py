@@ -233,6 +233,8 @@ class Sent:
     """Its effect on the turn that ran; "interrupt" if it was too late to roll that turn back."""
     waits_for: Literal["resume", "confirmation"] | None = None
     """The user's decision that has to come before it gets its turn."""
+    event_id: str | None = field(default=None, compare=False, repr=False)
+    """The id of the event at `seq`, by which the log is known; None if another process answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,13 @@ def _begin_with(
         files=command.files,
     )
     return draft.decision(
-        Sent(command.message_id, draft.seq, turn_id, overlapped=overlapped),
+        Sent(
+            command.message_id,
+            draft.seq,
+            turn_id,
+            overlapped=overlapped,
+            event_id=draft.events[-1].id,
+        ),
         effects=(*stop, StartTurn(turn_id)),
         is_answer_over=True,
     )
@@ -451,6 +457,7 @@ def _queue(
             turn_id,
             overlapped=overlapped,
             waits_for=None if ends_hold else turns.waits_for,
+            event_id=draft.events[-1].id,
         )
     )
 

@@ -213,7 +213,11 @@ def encode_reply(reply: object) -> bytes:
     name = type(reply).__name__
     match reply:
         case Sent() | Appended() | Duplicate():
-            said: object = {field.name: getattr(reply, field.name) for field in fields(reply)}
+            said: object = {
+                field.name: getattr(reply, field.name)
+                for field in fields(reply)
+                if field.name != "event_id"  # an older process does not know it
+            }
         case Deletion():
             said = {**reply._asdict(), "forks": list(reply.forks)}
         case tuple():

@@ -119,7 +119,7 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
         ("raise FileNotFoundError('no rates')\n", "cannot be loaded: no rates"),
         (
             "import sys\nsys.exit()\n",
-            "cannot be loaded: it ended the program (None); put what runs it as a program under `if",
+            "cannot be loaded: it ended the program (None); put what runs it as a program",
         ),
     ],
 )

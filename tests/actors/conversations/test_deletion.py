@@ -143,6 +143,62 @@ async def test_the_running_turn_is_cut_off_and_whoever_waits_is_told() -> None:
         assert not await first.cancel()
 
 
+@pytest.mark.parametrize("is_queued", [False, True])
+async def test_a_handle_does_not_take_a_message_of_its_id_in_the_next_log_for_its_own(
+    *, is_queued: bool
+) -> None:
+    """Clients choose message ids: a second beginning may have the same, at the same seq."""
+    held = HeldAgent()
+    held.hold("A")
+
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+
+        async def begin() -> tuple[Turn, ...]:
+            turn = await chat.send("A", message_id="m1")
+            if is_queued:
+                turn = await chat.send("B", message_id="m2")
+                return turn, await chat.turn("m2")
+            running = await chat.running()
+            assert running is not None
+            return turn, await chat.turn("m1"), running
+
+        stale = await begin()
+        await conversations.delete("c")
+        turns = await begin()
+        assert [turn.seq for turn in stale[:2]] == [turn.seq for turn in turns[:2]]
+
+        for turn in stale:
+            assert not await turn.cancel()
+            with pytest.raises(ConversationDeleted):
+                await turn.end()
+            with pytest.raises(ConversationDeleted):
+                await anext(aiter(turn))
+
+        assert await turns[0].ended() is None
+        for turn, is_first in zip(turns, (True, False, False), strict=False):
+            assert await turn.cancel() == is_first
+
+
+async def test_a_message_that_waits_again_is_cancelled_by_each_of_its_handles() -> None:
+    """Its turn id is another one by then."""
+    held = HeldAgent()
+    held.hold("A")
+    held.hold("C")
+
+    for look_up in (False, True):
+        async with verified(held, journal=MemoryJournal()) as conversations:
+            chat = conversations["c"]
+            await chat.send("A")
+            steered = await chat.send("B", on_overlap="steer")
+            await chat.send("C", on_overlap="rollback")
+
+            turn = await chat.turn(steered.message_id) if look_up else steered
+            assert await turn.cancel()
+
+            assert (await turn.end()).outcome == "withdrawn"
+
+
 class HeldDeletion(MemoryJournal):
     """Deletes when the test lets it, or fails to."""
 

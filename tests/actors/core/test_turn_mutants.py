@@ -85,7 +85,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_send", "steers=running.turn_id", "steers=None"),
     (turn_rules, "_send", "if not _roll_back(", "if _roll_back("),
     (turn_rules, "_interrupt_with", "    _interrupt(", "    () and _interrupt("),
-    (turn_rules, "_begin_with", "draft.seq, turn_id", "draft.seq - 1, turn_id"),
+    (turn_rules, "_begin_with", "draft.seq,", "draft.seq - 1,"),
     (turn_rules, "_begin_with", "if running is not None else ()", "if False else ()"),
     (turn_rules, "_begin_with", "is_answer_over=True", "is_answer_over=False"),
     (turn_rules, "begin_log", "if not draft.working.state.seq and", "if"),

@@ -380,8 +380,8 @@ async def test_two_processes_may_make_the_index_at_the_same_moment() -> None:
     waiting = """
         WITH RECURSIVE waiting AS (
             SELECT pg_backend_pid() AS pid
-            UNION SELECT l.pid FROM pg_locks l JOIN waiting w ON w.pid = ANY(pg_blocking_pids(l.pid))
-            WHERE NOT l.granted
+            UNION SELECT l.pid FROM pg_locks l, waiting w
+            WHERE NOT l.granted AND w.pid = ANY(pg_blocking_pids(l.pid))
         )
         SELECT count(*) - 1 FROM waiting
     """
