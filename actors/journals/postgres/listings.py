@@ -45,7 +45,6 @@ __all__ = [
     "LISTED",
     "LISTINGS_BETWEEN",
     "RECENT",
-    "RECENT_NAME",
     "RECENT_RETURNED",
     "RECENT_VALUE",
     "array",
@@ -64,8 +63,7 @@ _ALL_EXCLUDED = ", ".join(f"{column} = excluded.{column}" for column in _STORED)
 # Parts of the statement of an append; `moved` has the conversations that it has moved. A row to be
 # written in place comes in two arrays of arrays, since each array that is unnested costs as much as
 # an entry in an index; `moving` has its place there, if the conversation has one.
-RECENT_VALUE = ", %(r_places)s::integer[]"
-RECENT_NAME = ", r_place"
+RECENT_VALUE = ", unnest(%(r_places)s::integer[]) AS r_place"
 RECENT_RETURNED = ", c.name, m.r_place"
 _NUMBERS = ("seq", "created_us", "active_us", "seal")
 _TEXTS = ("owner", "status", "labels", "payload")
@@ -83,11 +81,15 @@ RECENT = f"""
 """  # noqa: S608 - our own text
 LISTED = f"""
     , incoming AS (
-        SELECT l.* FROM unnest(
-            %(l_ids)s::bigint[], %(l_names)s::text[], %(l_seqs)s::bigint[], %(l_owners)s::text[],
-            %(l_statuses)s::text[], %(l_created)s::bigint[], %(l_active)s::bigint[],
-            %(l_labels)s::text[], %(l_payloads)s::text[], %(l_seals)s::bigint[]
-        ) AS l(conversation, name, seq, owner, status, created_us, active_us, labels, payload, seal)
+        SELECT l.* FROM (
+            SELECT unnest(%(l_ids)s::bigint[]) AS conversation, unnest(%(l_names)s::text[]) AS name,
+                unnest(%(l_seqs)s::bigint[]) AS seq, unnest(%(l_owners)s::text[]) AS owner,
+                unnest(%(l_statuses)s::text[]) AS status,
+                unnest(%(l_created)s::bigint[]) AS created_us,
+                unnest(%(l_active)s::bigint[]) AS active_us,
+                unnest(%(l_labels)s::text[]) AS labels, unnest(%(l_payloads)s::text[]) AS payload,
+                unnest(%(l_seals)s::bigint[]) AS seal
+        ) AS l
         WHERE l.conversation IN (SELECT id FROM moved)
     ), listed AS (
         INSERT INTO listing SELECT * FROM incoming

@@ -64,7 +64,6 @@ from .listings import (
     LISTED,
     LISTINGS_BETWEEN,
     RECENT,
-    RECENT_NAME,
     RECENT_RETURNED,
     RECENT_VALUE,
     array,
@@ -106,9 +105,7 @@ _LISTENERS = """
 """
 
 
-_number_of, _epoch_of, _head_of, _tip_of, _is_unfinished_of = map(
-    attrgetter, ("number", "epoch", "head", "tip", "is_unfinished")
-)
+_number_of, _epoch_of, _head_of, _tip_of = map(attrgetter, ("number", "epoch", "head", "tip"))
 
 
 # True of every row. PostgreSQL takes it for selective, so it looks each conversation up by its id,
@@ -117,30 +114,32 @@ _number_of, _epoch_of, _head_of, _tip_of, _is_unfinished_of = map(
 _PLAUSIBLE = "m.id > 0 AND m.epoch > 0 AND m.head > m.head_before"
 
 
+# Arrays of one length are unnested side by side where columns are selected. In a FROM, PostgreSQL
+# would first copy each of them into a table of its own.
 def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
     """Return the statement of an append: with listings of the two kinds, with searched messages."""
     return f"""
         WITH moving AS (
-            SELECT * FROM unnest(
-                %(ids)s::bigint[], %(epochs)s::bigint[], %(heads_before)s::bigint[],
-                %(heads)s::bigint[], %(tips)s::bigint[], %(unfinished)s::boolean[]
+            SELECT unnest(%(ids)s::bigint[]) AS id, unnest(%(epochs)s::bigint[]) AS epoch,
+                unnest(%(heads_before)s::bigint[]) AS head_before,
+                unnest(%(heads)s::bigint[]) AS head, unnest(%(tips)s::bigint[]) AS tip,
+                unnest(%(unfinished)s::boolean[]) AS is_unfinished
                 {RECENT_VALUE if is_recent else ""}
-            ) AS m(
-                id, epoch, head_before, head, tip, is_unfinished{RECENT_NAME if is_recent else ""}
-            )
-            WHERE {_PLAUSIBLE}
         ), moved AS (
             UPDATE conversation c SET
-                head = m.head, tip = m.tip, is_unfinished = m.is_unfinished, updated_us = %(now_us)s
-            FROM moving m WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before
+                head = m.head, tip = m.tip, is_unfinished = m.is_unfinished,
+                updated_us = %(now_us)s
+            FROM moving m
+            WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before AND {_PLAUSIBLE}
             RETURNING c.id, c.log{RECENT_RETURNED if is_recent else ""}
         ), written AS (
             INSERT INTO event (log, seq, epoch, event_id, kind, message_id, mark, payload)
-            SELECT e.* FROM unnest(
-                %(logs)s::bigint[], %(seqs)s::bigint[], %(event_epochs)s::bigint[],
-                %(event_ids)s::text[], %(kinds)s::text[], %(message_ids)s::text[],
-                %(marks)s::bigint[], %(payloads)b::bytea[]
-            ) AS e(log, seq, epoch, event_id, kind, message_id, mark, payload)
+            SELECT e.* FROM (
+                SELECT unnest(%(logs)s::bigint[]) AS log, unnest(%(seqs)s::bigint[]),
+                    unnest(%(event_epochs)s::bigint[]), unnest(%(event_ids)s::text[]),
+                    unnest(%(kinds)s::text[]), unnest(%(message_ids)s::text[]),
+                    unnest(%(marks)s::bigint[]), unnest(%(payloads)b::bytea[])
+            ) AS e
             WHERE e.log IN (SELECT log FROM moved)
         )
         {RECENT if is_recent else ""}
@@ -942,7 +941,7 @@ class _Statement:
                 "heads_before": array(self._heads_before),
                 "heads": array(map(_head_of, tails)),
                 "tips": array(map(_tip_of, tails)),
-                "unfinished": array(map(_is_unfinished_of, tails)),
+                "unfinished": array(tail.is_unfinished for tail in tails),
                 "logs": array(logs),
                 "seqs": array(seqs),
                 "event_epochs": array(epochs),
