@@ -5,7 +5,8 @@ connection, for a lock, for an answer, and for a peer that has gone silent. If a
 in time, its connection is closed, so its outcome is unknown; a server that still works on the job
 stops a little earlier. A lost connection is made again, with a pause after each failure.
 
-psycopg is made faster for appends in two places: they share a cursor, and `Payloads` has a dumper.
+psycopg is made faster for appends in two places: they share a cursor, and `Payloads` and `Numbers`
+have dumpers.
 """
 
 from __future__ import annotations
@@ -55,6 +56,24 @@ class _PayloadsDumper(Dumper):
         for payload in obj:
             parts += (len(payload).to_bytes(4), payload)
         return b"".join(parts)
+
+
+class Numbers(list[int]):
+    """A parameter of type `bigint[]`."""
+
+
+class _NumbersDumper(Dumper):
+    """Encodes `Numbers`, in a third of the time of a text, and the server reads them sooner too."""
+
+    format = Format.BINARY
+    oid = psycopg.postgres.types["int8"].array_oid
+
+    def dump(self, obj: Numbers) -> bytes:
+        # As above; then the size of each number, and the number.
+        sized = [8] * (2 * len(obj))
+        sized[1::2] = obj
+        oid = psycopg.postgres.types["int8"].oid
+        return struct.pack(f"!5i{'iq' * len(obj)}", 1, 0, oid, len(obj), 1, *sized)
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -161,6 +180,7 @@ def connect(
     parameters: dict[str, Any] = {**defaults, **given, **bounds}
     connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
     connection.adapters.register_dumper(Payloads, _PayloadsDumper)
+    connection.adapters.register_dumper(Numbers, _NumbersDumper)
     connection.bound_jobs(answer_s, ports.monotonic)
     try:
         _check_session(connection, schema)

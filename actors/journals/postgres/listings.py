@@ -39,6 +39,7 @@ from ..shared.list_pages import (
     listing_columns,
     stored_listing,
 )
+from .connections import Numbers
 from .log import Tail
 
 __all__ = [
@@ -82,13 +83,13 @@ RECENT = f"""
 LISTED = f"""
     , incoming AS (
         SELECT l.* FROM (
-            SELECT unnest(%(l_ids)s::bigint[]) AS conversation, unnest(%(l_names)s::text[]) AS name,
-                unnest(%(l_seqs)s::bigint[]) AS seq, unnest(%(l_owners)s::text[]) AS owner,
+            SELECT unnest(%(l_ids)b::bigint[]) AS conversation, unnest(%(l_names)s::text[]) AS name,
+                unnest(%(l_seqs)b::bigint[]) AS seq, unnest(%(l_owners)s::text[]) AS owner,
                 unnest(%(l_statuses)s::text[]) AS status,
-                unnest(%(l_created)s::bigint[]) AS created_us,
-                unnest(%(l_active)s::bigint[]) AS active_us,
+                unnest(%(l_created)b::bigint[]) AS created_us,
+                unnest(%(l_active)b::bigint[]) AS active_us,
                 unnest(%(l_labels)s::text[]) AS labels, unnest(%(l_payloads)s::text[]) AS payload,
-                unnest(%(l_seals)s::bigint[]) AS seal
+                unnest(%(l_seals)b::bigint[]) AS seal
         ) AS l
         WHERE l.conversation IN (SELECT id FROM moved)
     ), listed AS (
@@ -148,16 +149,16 @@ def listed_parameters(
             *listed, strict=True
         )
         found |= {
-            "l_ids": array(ids),
+            "l_ids": Numbers(ids),
             "l_names": text_array(names),
-            "l_seqs": array(seqs),
+            "l_seqs": Numbers(seqs),
             "l_owners": text_array(owners),
             "l_statuses": text_array(statuses),
-            "l_created": array(created),
-            "l_active": array(active),
+            "l_created": Numbers(created),
+            "l_active": Numbers(active),
             "l_labels": text_array(all_labels),
             "l_payloads": text_array(payloads),
-            "l_seals": array(seals),
+            "l_seals": Numbers(seals),
         }
     return found, bool(numbers), bool(listed)
 

@@ -80,7 +80,7 @@ QUEUED = """
     , queued AS (
         INSERT INTO search_queue (log, at_us, is_moved)
         SELECT s.log, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, false
-        FROM unnest(%(said_logs)s::bigint[]) AS s(log)
+        FROM unnest(%(said_logs)b::bigint[]) AS s(log)
         WHERE s.log IN (SELECT log FROM moved) AND EXISTS (SELECT FROM search)
     )
 """

@@ -59,14 +59,13 @@ from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing
 from ..shared.record_chain import next_mark, seal
 from ..shared.searching import SEARCHED_KINDS
-from .connections import BoundedConnection, Link, Payloads
+from .connections import BoundedConnection, Link, Numbers, Payloads
 from .listings import (
     LISTED,
     LISTINGS_BETWEEN,
     RECENT,
     RECENT_RETURNED,
     RECENT_VALUE,
-    array,
     erase_listing,
     fold_listings,
     listed_parameters,
@@ -120,14 +119,14 @@ def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
     """Return the statement of an append: with listings of the two kinds, with searched messages."""
     return f"""
         WITH moving AS (
-            SELECT unnest(%(ids)s::bigint[]) AS id, unnest(%(epochs)s::bigint[]) AS epoch,
-                unnest(%(heads_before)s::bigint[]) AS head_before,
-                unnest(%(heads)s::bigint[]) AS head, unnest(%(tips)s::bigint[]) AS tip,
-                unnest(%(unfinished)s::boolean[]) AS is_unfinished
+            SELECT unnest(%(ids)b::bigint[]) AS id, unnest(%(epochs)b::bigint[]) AS epoch,
+                unnest(%(heads_before)b::bigint[]) AS head_before,
+                unnest(%(heads)b::bigint[]) AS head, unnest(%(tips)b::bigint[]) AS tip,
+                unnest(%(unfinished)b::bigint[]) AS is_unfinished
                 {RECENT_VALUE if is_recent else ""}
         ), moved AS (
             UPDATE conversation c SET
-                head = m.head, tip = m.tip, is_unfinished = m.is_unfinished,
+                head = m.head, tip = m.tip, is_unfinished = (m.is_unfinished = 1),
                 updated_us = %(now_us)s
             FROM moving m
             WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before AND {_PLAUSIBLE}
@@ -135,10 +134,10 @@ def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
         ), written AS (
             INSERT INTO event (log, seq, epoch, event_id, kind, message_id, mark, payload)
             SELECT e.* FROM (
-                SELECT unnest(%(logs)s::bigint[]) AS log, unnest(%(seqs)s::bigint[]),
-                    unnest(%(event_epochs)s::bigint[]), unnest(%(event_ids)s::text[]),
+                SELECT unnest(%(logs)b::bigint[]) AS log, unnest(%(seqs)b::bigint[]),
+                    unnest(%(event_epochs)b::bigint[]), unnest(%(event_ids)s::text[]),
                     unnest(%(kinds)s::text[]), unnest(%(message_ids)s::text[]),
-                    unnest(%(marks)s::bigint[]), unnest(%(payloads)b::bytea[])
+                    unnest(%(marks)b::bigint[]), unnest(%(payloads)b::bytea[])
             ) AS e
             WHERE e.log IN (SELECT log FROM moved)
         )
@@ -160,7 +159,7 @@ _APPENDS = {
 # write and a flush. The insert decides, as the owner may have changed meanwhile.
 _CLAIM = f"""
     WITH ENDED asked AS (
-        SELECT * FROM unnest(%(names)b::text[], %(logs)s::bigint[], %(tips)s::bigint[])
+        SELECT * FROM unnest(%(names)b::text[], %(logs)b::bigint[], %(tips)b::bigint[])
             AS n(name, log, tip)
     ), elsewhere AS (
         SELECT c.name, node.address FROM asked JOIN conversation c USING (name)
@@ -506,8 +505,8 @@ class PostgresWriter:
             "now_us": self.now_us,
             "takeover": takeover,
             "names": [tail.name for tail in empty],
-            "logs": array(tail.log for tail in empty),
-            "tips": array(tail.tip for tail in empty),
+            "logs": Numbers(tail.log for tail in empty),
+            "tips": Numbers(tail.tip for tail in empty),
         }
         self._failpoint("begin")
         rows = self._claim_rows(_CLAIMS[takeover], values)
@@ -934,21 +933,21 @@ class _Statement:
             {
                 **listed,
                 "node": self._node,
-                "said_logs": array(sorted(self._said_logs)),
+                "said_logs": Numbers(sorted(self._said_logs)),
                 "now_us": self._now_us,
-                "ids": array(map(_number_of, tails)),
-                "epochs": array(map(_epoch_of, tails)),
-                "heads_before": array(self._heads_before),
-                "heads": array(map(_head_of, tails)),
-                "tips": array(map(_tip_of, tails)),
-                "unfinished": array(tail.is_unfinished for tail in tails),
-                "logs": array(logs),
-                "seqs": array(seqs),
-                "event_epochs": array(epochs),
+                "ids": Numbers(map(_number_of, tails)),
+                "epochs": Numbers(map(_epoch_of, tails)),
+                "heads_before": Numbers(self._heads_before),
+                "heads": Numbers(map(_head_of, tails)),
+                "tips": Numbers(map(_tip_of, tails)),
+                "unfinished": Numbers(int(tail.is_unfinished) for tail in tails),
+                "logs": Numbers(logs),
+                "seqs": Numbers(seqs),
+                "event_epochs": Numbers(epochs),
                 "event_ids": text_array(event_ids),
                 "kinds": text_array(kinds),
                 "message_ids": text_array(message_ids),
-                "marks": array(marks),
+                "marks": Numbers(marks),
                 "payloads": Payloads(payloads),
             },
         ).fetchall()
