@@ -103,7 +103,7 @@ LISTED = f"""
     ), labelled AS (
         INSERT INTO label
             SELECT i.conversation, j.key, j.value, i.owner, i.name, i.created_us, i.active_us
-            FROM incoming i CROSS JOIN json_each_text(i.labels::json) j
+            FROM incoming i CROSS JOIN json_each_text(i.labels::json) j WHERE i.labels <> '{{}}'
         ON CONFLICT (conversation, label) DO UPDATE SET
             value = excluded.value, owner = excluded.owner, created_us = excluded.created_us,
             active_us = excluded.active_us
