@@ -48,7 +48,6 @@ __all__ = [
     "RECENT",
     "RECENT_RETURNED",
     "RECENT_VALUE",
-    "array",
     "erase_listing",
     "fold_listings",
     "listed_parameters",

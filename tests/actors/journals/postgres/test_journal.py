@@ -29,7 +29,7 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.journal import Claim, ListQuery, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres import reader as reader_module
-from turnkeeper.actors.journals.postgres.connections import BoundedConnection
+from turnkeeper.actors.journals.postgres.connections import BoundedConnection, Numbers, connect
 from turnkeeper.actors.journals.postgres.log import empty_tail
 from turnkeeper.actors.journals.postgres.presence import CHANNEL, payload_of
 from turnkeeper.actors.journals.postgres.schema import SCHEMA_VERSION
@@ -364,6 +364,21 @@ async def test_a_fork_takes_no_name_that_a_rival_begins_in_the_same_moment(schem
                 rival.commit()
 
         assert await read_all(journal, "f") == ["said"]
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [-1, 7, -(1 << 63), (1 << 63) - 1]])
+def test_numbers_arrive_as_they_were_sent(schema: str, numbers: list[int]) -> None:
+    """They are encoded here, and not by psycopg."""
+    with connect(
+        postgres.conninfo(),
+        schema,
+        is_read_only=False,
+        tcp_timeout_s=10,
+        answer_s=60,
+        ports=Ports(),
+    ) as connection:
+        row = connection.execute("SELECT %b::bigint[]", [Numbers(numbers)]).fetchone()
+    assert row == (numbers,)
 
 
 async def test_no_snapshot_is_written_of_a_log_that_a_rival_deletes_in_the_same_moment(
