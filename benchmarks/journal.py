@@ -23,6 +23,7 @@ from typing import Any
 
 import anyio
 import psycopg
+from psycopg.types.numeric import Int8
 
 from turnkeeper.actors import (
     Conversation,
@@ -350,15 +351,15 @@ async def _beside_raw_postgres(
         "PRIMARY KEY (log, seq))"
     )
     connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS raw_id ON raw_event (event_id, log)")
-    statement = (
-        b"INSERT INTO raw_event SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], "
-        b"%b::text[], %b::text[], %b::text[], %s::bigint[], %b::bytea[])"
-    )
+    types = ["bigint"] * 3 + ["text"] * 3 + ["bigint", "bytea"]
+    columns_of = ", ".join(f"unnest(%b::{one}[])" for one in types)
+    statement = f"INSERT INTO raw_event SELECT {columns_of}".encode()
 
     async def raw(many: int, each: int) -> float:
         connection.execute("TRUNCATE raw_event")
         columns = [
-            [list(column) for column in zip(*group, strict=True)] for group in raw_rows(many, each)
+            [_as_array(column) for column in zip(*group, strict=True)]
+            for group in raw_rows(many, each)
         ]
         began = perf_counter()
         for group in columns:
@@ -379,6 +380,11 @@ async def _beside_raw_postgres(
             baseline = f"raw array insert, {many} a commit"
             found.append(faster(f"postgres_{many}", pairs, baseline=baseline, goal=goal))
     return found
+
+
+def _as_array(column: Sequence[Any]) -> list[Any]:
+    """Return a column as a parameter: numbers go in binary, as in a journal, and not as text."""
+    return [Int8(one) if isinstance(one, int) else one for one in column]
 
 
 # --- peers ----------------------------------------------------------------------------------------
