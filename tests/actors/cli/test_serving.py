@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from turnkeeper.actors import gateway
+from turnkeeper.actors import ToolAgent, gateway
 from turnkeeper.actors.cli import _serve
 from turnkeeper.actors.cli._app import app
 from turnkeeper.actors.cli._serve import _add_line, _listen, _load_agent, token
@@ -86,6 +86,22 @@ def test_a_module_without_that_agent_is_told_with_those_that_it_has(
         _load_agent(f"{module}:helper")
 
     assert capsys.readouterr().err.endswith("has no agent named helper; it has support, sales\n")
+
+
+def test_a_file_may_import_the_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So `python coder.py` may, and the file of the coding agent's tutorial does."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "the_shops_tools.py").write_text("def look_up(order: int) -> str: ...\n")
+    module = tmp_path / "agent_beside_its_tools.py"
+    module.write_text(
+        "from the_shops_tools import look_up\n"
+        "from turnkeeper import ScriptedModel, ToolAgent\n"
+        "support = ToolAgent(ScriptedModel([]), [look_up])\n"
+    )
+
+    assert isinstance(_load_agent(f"{module}:support"), ToolAgent)
 
 
 def test_a_file_that_is_not_there_is_told_in_words(
