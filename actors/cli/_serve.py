@@ -38,7 +38,7 @@ from ..owner.draining import check_drain
 from ._asking import SCHEMA, Schema, refuse_schema
 from ._error_lines import error_line
 from ._exits import BROKEN, UNUSABLE, fail, finite
-from ._journal_jobs import LEASE_S, open_journal
+from ._journal_jobs import LEASE_S, is_url, open_journal
 
 if sys.platform != "win32":
     import fcntl
@@ -218,6 +218,15 @@ def serve(
         )
     if node_listen is not None and node_address is None:
         fail(UNUSABLE, "--node-listen needs --node-address; give both")
+    if postgres is not None and not is_url(postgres):
+        # Else it would be the path of a file. It may hold a password, so it is not quoted.
+        fail(
+            UNUSABLE,
+            "--postgres takes the URL of a database, as postgresql://USER@HOST/DATABASE; nothing "
+            "was opened; --db takes the path of a file",
+        )
+    if is_url(str(db).replace(":/", "://", 1)):  # a path keeps one slash of two
+        fail(UNUSABLE, "--db takes the path of a file; give the URL of a database as --postgres")
     _check_extra("serve", backend)
     refuse_schema(postgres or str(db), schema)
     from ..gateway import BearerTokens, NodeKeys  # noqa: PLC0415 - an extra

@@ -252,6 +252,32 @@ def test_without_tokens_only_loopback_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--postgres", ""], "--postgres takes the URL of a database"),  # of a variable not set
+        (["--postgres", "chats"], "--postgres takes the URL of a database"),
+        (["--postgres", "host=db password=secret"], "--postgres takes the URL of a database"),
+        (["--db", "postgresql://db/chats"], "give the URL of a database as --postgres"),
+    ],
+)
+def test_conversations_are_not_kept_in_a_file_if_a_database_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    """It served from a file of that name, and said that they are in PostgreSQL."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # if it is not refused, it ends here
+        port = str(taken.getsockname()[1])
+        refused = CliRunner().invoke(
+            app, ["serve", f"{EXAMPLE}:support", "--port", port, *arguments]
+        )
+
+    assert refused.exit_code == 2
+    assert said in refused.stderr
+    assert "secret" not in refused.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
     "place", ["nowhere.py:agent", "no_such_module:agent", f"{EXAMPLE}:nothing", "serve_me"]
 )
 def test_an_agent_that_is_not_there_is_told_in_one_line(tmp_path: Path, place: str) -> None:
