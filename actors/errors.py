@@ -601,16 +601,24 @@ class SearchIsOff(Refused):
 
 
 class OwnedElsewhere(OwnershipLost):
-    """Another process owns this and is alive; nothing was changed."""
+    """Another process owns this; nothing was changed.
 
-    def __init__(self, owned: str, owner: str) -> None:
-        super().__init__(
-            f"{owned} is owned by {owner}, which is alive; nothing was changed; "
-            "send to that owner, or stop it; SQLiteJournal(path, takeover=True) takes a file from "
-            "an owner that hangs"
+    With `is_file` it is a file, and that process is alive: its lock ends with it. Else it is a
+    conversation, and that process may have been killed a moment ago: its lease has not run out.
+    """
+
+    def __init__(self, owned: str, owner: str, *, is_file: bool = False) -> None:
+        whose = (
+            "which is alive; nothing was changed; stop it, or, if it hangs, take the file with "
+            "SQLiteJournal(path, takeover=True)"
+            if is_file
+            else "whose lease has not run out; nothing was changed; send to that owner, or try "
+            "again later"
         )
+        super().__init__(f"{owned} is owned by {owner}, {whose}")
         self.owned = owned
         self.owner = owner
+        self.is_file = is_file
 
 
 class Fenced(OwnershipLost):

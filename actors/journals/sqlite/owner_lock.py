@@ -63,7 +63,7 @@ class OwnerLock:
                 _lock(descriptor)
             except (BlockingIOError, PermissionError) as error:
                 os.close(descriptor)
-                raise OwnedElsewhere(f"journal {self._owned}", self._read_owner()) from error
+                raise self._owned_elsewhere() from error
             except OSError as error:
                 os.close(descriptor)
                 raise JournalRefused(
@@ -126,7 +126,7 @@ class OwnerLock:
         except OSError:
             return  # it was removed, or is being released
         if not is_ours:
-            raise OwnedElsewhere(f"journal {self._owned}", self._read_owner())
+            raise self._owned_elsewhere()
 
     def release(self) -> None:
         if self._descriptor is not None:
@@ -168,6 +168,9 @@ class OwnerLock:
             return os.path.samestat(os.fstat(descriptor), self._sidecar.stat())
         except FileNotFoundError:
             return False
+
+    def _owned_elsewhere(self) -> OwnedElsewhere:
+        return OwnedElsewhere(f"journal {self._owned}", self._read_owner(), is_file=True)
 
     def _read_owner(self) -> str:
         try:

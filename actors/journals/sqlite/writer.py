@@ -905,7 +905,7 @@ class SQLiteWriter:
 
     def _lost(self) -> OwnedElsewhere:
         (owner,) = self._execute("SELECT owner FROM journal").fetchone()
-        outcome = OwnedElsewhere(f"journal {self._path}", owner)
+        outcome = OwnedElsewhere(f"journal {self._path}", owner, is_file=True)
         self._on_closed(outcome)
         return outcome
 

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from turnkeeper.actors import PostgresJournal
+from turnkeeper.actors.cli._error_lines import error_line
 from turnkeeper.actors.errors import (
     ConversationExists,
     ConversationNotFound,
@@ -240,6 +241,11 @@ async def test_several_processes_own_different_conversations_of_one_database(sch
         with pytest.raises(OwnedElsewhere, match="one") as caught:
             await second.claim("mine")
         assert caught.value.owner == "one"
+        # It may have been killed a moment ago, and a takeover of files does not help.
+        for said in (str(caught.value), error_line(caught.value)):
+            assert "whose lease has not run out" in said
+            assert "alive" not in said
+            assert "SQLite" not in said
         assert await read_all(second, "mine") == ["e1"]
 
 

@@ -543,6 +543,7 @@ async def test_a_second_writer_is_told_who_owns_the_file(path: Path) -> None:
             async with SQLiteJournal(path, owner_wait_s=0):
                 raise AssertionError("entered")
         assert caught.value.owner == "host-1:9000"
+        assert "takeover=True" in str(caught.value)
 
 
 async def test_a_second_writer_takes_its_turn_when_the_first_one_has_left(path: Path) -> None:
