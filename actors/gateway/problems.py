@@ -70,7 +70,7 @@ _LATER = "nothing happened; send the same request again"
 _UNKNOWN = "it may have happened; send the same request again, under the same Idempotency-Key"
 
 _NONE = Problem(404, "conversation-not-found", "there is no conversation of this id")
-_FORBIDDEN = Problem(403, "forbidden", "this token does not allow it")
+_FORBIDDEN = Problem(403, "forbidden", "who sent this request may not do it")
 _ANOTHER = Problem(
     412, "precondition-failed", "this is not the conversation that the request expects"
 )
@@ -107,7 +107,8 @@ TABLE: Mapping[str, Problem] = {
     "TurnInProgress": Problem(
         409,
         "turn-in-progress",
-        "a turn runs, and on_overlap is reject; nothing was written; wait for the turn's end",
+        "a turn runs, and this request may not end it; nothing was written; wait for the turn's "
+        "end, or interrupt it",
         facts=("turn_id",),
     ),
     "QueueFull": Problem(
@@ -296,7 +297,8 @@ OWN: Mapping[str, Problem] = {
         Problem(
             401,
             "unauthenticated",
-            "send a bearer token in the Authorization header",
+            "the server does not know who sent this request; send credentials, such as a bearer "
+            "token in the Authorization header",
             headers={"WWW-Authenticate": "Bearer"},
         ),
         _FORBIDDEN,

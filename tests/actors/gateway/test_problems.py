@@ -6,6 +6,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from turnkeeper.actors import errors
 from turnkeeper.actors.core.admission import AdmissionRefused, Violation
 from turnkeeper.actors.errors import (
@@ -17,7 +19,7 @@ from turnkeeper.actors.errors import (
     TurnInProgress,
 )
 from turnkeeper.actors.events import UserMessageEvent
-from turnkeeper.actors.gateway.problems import OWN, TABLE, problem_of
+from turnkeeper.actors.gateway.problems import OWN, TABLE, Problem, problem_of
 from turnkeeper.runtime import Refused, TurnkeeperError
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +89,14 @@ def test_an_error_without_a_row_is_the_problem_of_its_kind() -> None:
 
     problem, _ = problem_of(NewlyRefused("x"))
     assert problem is TABLE["Refused"]
+
+
+@pytest.mark.parametrize("problem", [OWN["unauthenticated"], OWN["forbidden"]])
+def test_an_application_with_users_of_its_own_does_not_speak_of_tokens_only(
+    problem: Problem,
+) -> None:
+    """Its `authenticate` may read a cookie."""
+    assert "such as a bearer token" in problem.detail or "token" not in problem.detail
 
 
 def test_a_damaged_log_is_a_fault_that_operators_are_told() -> None:
