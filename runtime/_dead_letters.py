@@ -1,8 +1,8 @@
 """Dead letters: every message that reached no actor, with the reason.
 
 All are counted and published. The log shows at most ten in ten seconds, and then one line with
-the number of those it left out. A message that is handed back inside an error is not a dead
-letter: its sender knows.
+the number of those it left out. It shows none of a message that `may_be_lost`. A message that is
+handed back inside an error is not a dead letter: its sender knows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from ._event_stream import EventStream
 from ._logger import logger
+from ._messages import Message
 from ._reports import DeadLetter
 
 __all__ = ["DeadLetters"]
@@ -36,7 +37,8 @@ class DeadLetters:
         self.count += 1
         self.count_by_reason[reason] = self.count_by_reason.get(reason, 0) + 1
         self._events.publish(DeadLetter(message, actor, reason))
-        self._log(type(message).__name__, actor, reason)
+        if not (isinstance(message, Message) and message.may_be_lost):
+            self._log(type(message).__name__, actor, reason)
 
     def _log(self, kind: str, actor: str, reason: str) -> None:
         """Log the type of the message, never its content."""

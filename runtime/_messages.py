@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
@@ -34,6 +34,10 @@ class Message(Generic[R]):
     """
 
     __slots__ = ()
+
+    may_be_lost: ClassVar[bool] = False
+    """True if nobody misses it, as a piece of an answer that ends: as a dead letter it is counted
+    and published, but not logged."""
 
 
 Tell: TypeAlias = tuple[object, float, object]

@@ -10,7 +10,7 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_args
+from typing import ClassVar, Literal, TypeVar, get_args
 
 from turnkeeper.runtime import Message
 
@@ -409,6 +409,8 @@ class TurnAppend(Message[Sequence[LoggedEvent]]):
 @dataclass(frozen=True, slots=True)
 class Stream(Message[None]):
     """One piece of the answer that a running turn's model is writing; kept in memory only."""
+
+    may_be_lost: ClassVar[bool] = True
 
     turn_id: str
     epoch: int

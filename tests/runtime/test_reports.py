@@ -16,6 +16,7 @@ from turnkeeper.runtime import (
     Directive,
     EventStream,
     Failure,
+    Message,
     Refused,
     Restart,
     Runtime,
@@ -135,6 +136,27 @@ async def test_dead_letters_are_all_counted_but_logged_only_so_often(
     assert logged == 10
     assert len(caplog.records) == 12
     assert "90" in caplog.records[10].getMessage()
+
+
+@pytest.mark.anyio
+async def test_a_dead_letter_that_nobody_misses_is_counted_and_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor do many of them keep one that matters out of the log."""
+
+    class Piece(Add, Message[None]):
+        may_be_lost = True
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.stop()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(100):
+                await ref.tell(Piece())
+            await ref.tell(Add())
+        assert runtime.dead_letters.count == 101
+    (logged,) = caplog.records
+    assert "message=Add" in logged.getMessage()
 
 
 @pytest.mark.anyio

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -58,6 +60,7 @@ from turnkeeper.actors.events import (
 )
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.actors.values.text import ERROR_LENGTH_MAX
+from turnkeeper.runtime import Runtime, TurnkeeperError
 
 pytestmark = pytest.mark.anyio
 
@@ -628,6 +631,32 @@ async def test_leaving_while_an_agent_is_at_work_is_not_told_as_its_failure() ->
             await begun.wait()
 
     assert not [line for line in logs if line["event"] == "turn failed"]
+
+
+async def test_leaving_while_an_answer_is_streamed_warns_of_nothing() -> None:
+    """Each such end of a process was told as up to ten dead letters, as if messages were lost."""
+    begun = anyio.Event()
+
+    @agent
+    async def talker(turn: TurnContext) -> None:
+        write = turn.writer()
+        try:
+            while True:
+                await write("word ")
+                begun.set()
+        finally:
+            with suppress(TurnkeeperError), anyio.CancelScope(shield=True):
+                for _ in range(5):
+                    await write("the rest ")
+
+    with capture_logs() as logs:
+        async with Runtime() as runtime:
+            async with verified(talker, journal=MemoryJournal(), runtime=runtime) as conversations:
+                await conversations["c"].send("A")
+                await begun.wait()
+            assert runtime.dead_letters.count, "no piece came too late"
+
+    assert not [line for line in logs if line["log_level"] == "warning"]
 
 
 # --- confirming ----------------------------------------------------------------------------------
