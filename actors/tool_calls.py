@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .errors import InvalidInput
+from .values.type_names import a_type
 
 __all__ = ["Risk", "ToolCall", "ToolResult"]
 
@@ -28,6 +29,13 @@ class ToolCall:
     """The model's text, if it was no JSON object; `arguments` is empty then."""
     risk: Risk | None = None
     """The risk that its tool declares; None if it declares none."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidInput(f"a call's name is a str, and {a_type(self.name)} is not")
+        if not isinstance(self.arguments, Mapping):
+            found = a_type(self.arguments)
+            raise InvalidInput(f"a call's arguments are a dict, and {found} is not")
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,6 +294,8 @@ class TurnContext:
             closing_scopes(f"model {type(model).__name__}"),
         ):
             response = await model.respond(request, self.writer())
+            if not isinstance(response, ModelResponse):
+                raise TypeError(f"the model returned {a_type(response)}, and not a ModelResponse")
             note(response)
         self._response_id = response.provider_response_id
         return response

@@ -469,6 +469,8 @@ class Conversation:
         Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
         retraction would split a call from its result, or split a response or a tool loop.
         """
+        if isinstance(event_ids, str):  # each letter would be an id
+            raise InvalidInput("event_ids is a str; it takes a list of event ids")
         return await self._ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
 
     async def retract_turn(self, turn_id: str) -> Appended:

@@ -36,6 +36,7 @@ from ..tool_calls import ToolCall
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
 from ..values.text import check_number, storable
+from ..values.type_names import a_type
 from .schemas import api_schema
 
 __all__ = [
@@ -105,6 +106,15 @@ class ModelResponse:
     usage: TokenUsage = field(default_factory=TokenUsage)
     thinking: tuple[ThinkingBlock, ...] = ()
     provider_response_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise InvalidInput(f"a response's text is a str, and {a_type(self.text)} is not")
+        if not isinstance(self.calls, Sequence):
+            raise InvalidInput(f"a response's calls are a list, and {a_type(self.calls)} is not")
+        for call in self.calls:
+            if not isinstance(call, ToolCall):
+                raise InvalidInput(f"a response's calls hold {a_type(call)}; they hold ToolCalls")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ class ScriptedModel:
         if isinstance(reply, Exception):
             raise reply
         response = ModelResponse(reply) if isinstance(reply, str) else reply
+        if not isinstance(response, ModelResponse):
+            raise InvalidInput(
+                f"reply {len(self.requests)} of the script is {a_type(reply)}; it is a str, a "
+                "ModelResponse or an error, or a function of a request that returns one of them"
+            )
         for piece in _WORD.findall(response.text):
             await write(piece)
         return response

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from sys import float_info
 from typing import get_args
 
 import anyio
@@ -19,6 +20,7 @@ from ..core.commands import Command, Leave, Query
 from ..core.working_state import WhileDraining
 from ..errors import Draining, InvalidInput
 from ..log_lines import log_unavailable
+from ..values.text import check_number
 from .subscriptions import Subscriptions
 
 __all__ = ["Drain", "Drained", "check_drain", "hand_over"]
@@ -57,8 +59,7 @@ def check_drain(grace_s: float, messages: str) -> None:
     """Raise `InvalidInput` if an argument of `drain` is invalid."""
     if messages not in get_args(WhileDraining):
         raise InvalidInput(f'messages is {messages!r}; it takes "queue" or "refuse"')
-    if not 0 <= grace_s < inf:
-        raise InvalidInput(f"grace_s is {grace_s!r}; it takes seconds from 0 on")
+    check_number("grace_s", grace_s, "seconds from 0 on", least=0, most=float_info.max)
 
 
 async def hand_over(

@@ -20,6 +20,7 @@ from turnkeeper.actors import (
     MemoryJournal,
     ModelRequest,
     ModelResponse,
+    ToolAgent,
     ToolCall,
     Tools,
     TurnContext,
@@ -461,3 +462,14 @@ async def test_a_generator_that_is_streamed_and_left_half_way_is_closed() -> Non
         await turn.cancel()
         with anyio.fail_after(60):
             await closed.wait()
+
+
+async def test_a_model_that_returns_something_else_is_told_as_such() -> None:
+    class Plain:
+        async def respond(self, _: object, __: object) -> Any:  # noqa: ANN401 - a fault of its user
+            return "Hello."
+
+    async with Conversations(ToolAgent(Plain(), []), journal=MemoryJournal()) as conversations:
+        end = await (await conversations["c"].send("A")).end()
+
+    assert end.detail == "TypeError: the model returned a str, and not a ModelResponse"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -475,7 +475,7 @@ async def test_a_drain_that_is_cancelled_can_be_called_again() -> None:
     assert world.drained == [Drained(released=1, interrupted=("c",))]
 
 
-@pytest.mark.parametrize("grace_s", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("grace_s", [-1.0, float("inf"), float("nan"), cast("Any", "5")])
 async def test_a_grace_that_makes_no_sense_is_refused(grace_s: float) -> None:
     async with World(HeldAgent()).process() as here:
         with pytest.raises(InvalidInput, match="grace_s"):

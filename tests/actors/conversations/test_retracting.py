@@ -9,7 +9,7 @@ from turnkeeper.actors import (
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
-from turnkeeper.actors.errors import NothingToRetract
+from turnkeeper.actors.errors import InvalidInput, NothingToRetract
 from turnkeeper.actors.events import ActionEvent
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +28,17 @@ async def test_a_retracted_turn_leaves_the_view_and_stays_in_the_log() -> None:
         assert (await log_of(chat, all_kinds=True))[-1] == "retraction"
         with pytest.raises(NothingToRetract):
             await chat.retract_turn(second.turn_id)
+
+
+async def test_one_id_in_place_of_a_list_is_refused_as_such() -> None:
+    """Each of its letters was taken for an id."""
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        said = next(iter(await chat.view()))
+
+        with pytest.raises(InvalidInput, match="event_ids is a str"):
+            await chat.retract(said.id)
 
 
 async def test_half_a_call_cannot_be_retracted() -> None:

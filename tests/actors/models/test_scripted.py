@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -17,6 +18,7 @@ from turnkeeper.actors import (
     ToolCall,
     View,
 )
+from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.models.base import ModelError, ModelUnavailable
 from turnkeeper.actors.recordings.replies import recorded_replies
 from turnkeeper.actors.recordings.transcripts import parse_recorded
@@ -113,3 +115,40 @@ def test_a_recording_gives_the_replies_of_its_model() -> None:
         ModelResponse("there", []),
         ModelResponse("welcome", []),
     ]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: ToolCall("look", cast("Any", "x")),
+            "a call's arguments are a dict, and a str is not",
+        ),
+        (lambda: ToolCall(cast("Any", 5)), "a call's name is a str, and an int is not"),
+        (
+            lambda: ModelResponse(cast("Any", ["x"])),
+            "a response's text is a str, and a list is not",
+        ),
+        (
+            lambda: ModelResponse(calls=cast("Any", ToolCall("look"))),
+            "calls are a list, and a ToolCall is not",
+        ),
+        (
+            lambda: ModelResponse(calls=cast("Any", [("look", {})])),
+            "calls hold a tuple; they hold ToolCalls",
+        ),
+    ],
+)
+def test_a_response_of_the_wrong_types_is_refused_where_it_is_made(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        make()
+
+
+@pytest.mark.parametrize("reply", [5, None, lambda _: None])
+async def test_a_reply_that_is_none_is_told_with_its_number(reply: object) -> None:
+    model = ScriptedModel(["one", cast("Any", reply)])
+    await model.respond(_request(), _nothing)
+    with pytest.raises(InvalidInput, match="reply 2 of the script is"):
+        await model.respond(_request(), _nothing)
