@@ -36,8 +36,8 @@ class Message(Generic[R]):
     __slots__ = ()
 
     may_be_lost: ClassVar[bool] = False
-    """True if nobody misses it, as a piece of an answer that ends: as a dead letter it is counted
-    and published, but not logged."""
+    """True if its loss does no harm, such as that of a piece of an answer: as a dead letter, it is
+    counted and published, but not logged."""
 
 
 Tell: TypeAlias = tuple[object, float, object]

@@ -16,6 +16,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, NamedTuple, NoReturn, Protocol
 
 import anyio
@@ -415,7 +416,7 @@ def _play(
     else:
         print_report(Console(highlight=False), report)
     if is_kept and report.counts["events"] and errors.is_terminal:
-        errors.print(Text(f"look inside with: turnkeeper show {db}"), soft_wrap=True)
+        errors.print(Text(f"look inside with: turnkeeper show {quote(str(db))}"), soft_wrap=True)
     raise typer.Exit(report.exit_status if report.broken or status is None else status)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -101,8 +102,8 @@ def refuse_missing(names: Sequence[str], db: str) -> None:
         listed = ", ".join(printable(name) for name in names)
         fail(
             UNUSABLE,
-            f"there is no conversation {listed} in {place}; `turnkeeper show {place}` lists the "
-            "existing ones",
+            f"there is no conversation {listed} in {place}; `turnkeeper show {quote(place)}` lists "
+            "the existing ones",
         )
 
 

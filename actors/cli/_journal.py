@@ -12,6 +12,7 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import anyio
@@ -297,7 +298,7 @@ def verify(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
             print_list(console, title, [_problem_line(one) for one in report.problems])
             if not is_url(db):
                 say("if it, or the -wal beside it, was replaced, put both back as they were;")
-                say(f"else repair it with: turnkeeper repair {db}")
+                say(f"else repair it with: turnkeeper repair {quote(db)}")
         else:
             console.print(Text("everything is as it was written", style="green"))
         if report.stale:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import anyio
@@ -218,7 +219,7 @@ def stress(
     else:
         print_stress_report(Console(highlight=False), made)
     if is_kept and not is_postgres(db) and made.account.counts["events"]:
-        errors.print(Text(f"look inside with: turnkeeper show {db}"), soft_wrap=True)
+        errors.print(Text(f"look inside with: turnkeeper show {quote(str(db))}"), soft_wrap=True)
     raise typer.Exit(made.account.exit_status if made.account.broken or not status else status)
 
 

@@ -139,7 +139,7 @@ async def test_dead_letters_are_all_counted_but_logged_only_so_often(
 
 
 @pytest.mark.anyio
-async def test_a_dead_letter_that_nobody_misses_is_counted_and_not_logged(
+async def test_a_dead_letter_that_may_be_lost_is_counted_and_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nor do many of them keep one that matters out of the log."""

@@ -296,6 +296,12 @@ def test_an_unknown_conversation_is_told_and_not_made(db: Path, as_json: bool) -
     assert "carol" not in show(db).stdout
 
 
+def test_a_command_to_copy_is_quoted_for_the_shell(db: Path) -> None:
+    spaced = db.rename(db.with_name("my chats.db"))
+
+    assert f"`turnkeeper show '{spaced}'` lists" in show(spaced, "carol").stderr
+
+
 def test_a_name_that_is_no_text_names_no_conversation(db: Path) -> None:
     result = show(db, os.fsdecode(b"\xff"))
 
