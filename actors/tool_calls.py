@@ -34,8 +34,9 @@ class ToolCall:
         if not isinstance(self.name, str):
             raise InvalidInput(f"a call's name is a str, and {a_type(self.name)} is not")
         if not isinstance(self.arguments, Mapping):
-            found = a_type(self.arguments)
-            raise InvalidInput(f"a call's arguments are a dict, and {found} is not")
+            raise InvalidInput(
+                f"arguments of a call are a dict, and {a_type(self.arguments)} is not"
+            )
 
 
 @dataclass(frozen=True, slots=True)

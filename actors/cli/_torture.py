@@ -238,7 +238,14 @@ def _made(
     }
     tokens: list[str | None] = [None]
     if token_file is not None:
-        tokens = [*token_file.read_text(encoding="utf-8").split()] or [None]
+        lines = token_file.read_text(encoding="utf-8").splitlines()
+        if any(len(line.split()) > 1 for line in lines):
+            fail(
+                UNUSABLE,
+                f"{token_file} does not have one token on each line; write the tokens that "
+                "`turnkeeper token` printed into a file; the file for `serve` has their hashes",
+            )
+        tokens = [line.strip() for line in lines if line.strip()] or [None]
     disturbed: Server | None = None
     if servers and isinstance(site, Sites):
         disturbed = OwnServers(site, ports, [shlex.split(each) for each in servers])

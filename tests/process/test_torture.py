@@ -179,6 +179,16 @@ def test_an_address_where_nothing_is_served_cannot_be_used(port: int) -> None:
     assert "cannot be connected to" in result.stderr
 
 
+def test_the_servers_file_of_hashes_is_not_taken_for_tokens(tmp_path: Path) -> None:
+    """Both options are called --token-file; each request was answered with 401."""
+    (tmp_path / "tokens.txt").write_text(f"{'a' * 64} alice read,write\n")
+
+    result = run("http://127.0.0.1:1", *SMALL, "--token-file", tmp_path / "tokens.txt")
+
+    assert result.exit_code == 2
+    assert "does not have one token on each line" in result.stderr
+
+
 def test_a_history_that_is_none_cannot_be_checked(tmp_path: Path) -> None:
     (tmp_path / "none").write_text('{"record": "nothing"}\n')
 

@@ -122,7 +122,7 @@ def test_a_recording_gives_the_replies_of_its_model() -> None:
     [
         (
             lambda: ToolCall("look", cast("Any", "x")),
-            "a call's arguments are a dict, and a str is not",
+            "arguments of a call are a dict, and a str is not",
         ),
         (lambda: ToolCall(cast("Any", 5)), "a call's name is a str, and an int is not"),
         (
