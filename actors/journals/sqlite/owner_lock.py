@@ -32,6 +32,9 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+# A sidecar is the JSON object of one member, so that people can read it.
+_BEGIN = b'{"owner": '
+
 # A forked child shares its parent's locks; without this it would hold them after the parent died.
 _held: set[int] = set()
 
@@ -56,7 +59,10 @@ class OwnerLock:
         self._descriptor: int | None = None
 
     def try_acquire(self) -> None:
-        """Take the lock. Raises `OwnedElsewhere` if another process, or another journal, has it."""
+        """Take the lock. Raises `OwnedElsewhere` if another process, or another journal, has it.
+
+        Raises `JournalRefused` if another program has a file where the sidecar belongs.
+        """
         while self._descriptor is None:
             descriptor = self._open(self._sidecar)
             try:
@@ -70,10 +76,15 @@ class OwnerLock:
                     f"{self._owned} cannot be locked: {error}; nothing was changed; put the "
                     "journal on a local disk"
                 ) from error
-            if self._is_in_place(descriptor):
-                self._keep(descriptor)
-            else:
+            if not self._is_in_place(descriptor):
                 os.close(descriptor)  # another process took over between our open and our lock
+                continue
+            try:
+                self._check_is_sidecar()
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._keep(descriptor)
 
     def is_held(self) -> bool:
         """Return True if a process that is alive has the file open for writing.
@@ -98,7 +109,11 @@ class OwnerLock:
         return False
 
     def take_over(self) -> None:
-        """Take the lock from its holder, whose next write is refused."""
+        """Take the lock from its holder, whose next write is refused.
+
+        Raises `JournalRefused` as `try_acquire` does.
+        """
+        self._check_is_sidecar()
         draft = Path(f"{self._sidecar}-{os.getpid()}")
         with contextlib.suppress(OSError):
             draft.unlink()  # left by a process that had this number before
@@ -142,7 +157,7 @@ class OwnerLock:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
-            os.write(descriptor, json.dumps({"owner": self._owner}).encode())
+            os.write(descriptor, _BEGIN + json.dumps(self._owner).encode() + b"}")
 
     def _open(self, sidecar: Path) -> int:
         try:
@@ -162,6 +177,23 @@ class OwnerLock:
                 f"{self._owned} cannot be opened for writing: {error}; nothing was changed; "
                 "check the folder and its permissions, or open it read-only"
             ) from error
+
+    def _check_is_sidecar(self) -> None:
+        """Raise `JournalRefused` if another program has a file where the sidecar belongs."""
+        try:
+            with self._sidecar.open("rb") as file:
+                begin = file.read(len(_BEGIN))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise JournalRefused(
+                f"{self._owned} cannot be opened for writing: {error}; nothing was changed"
+            ) from error
+        if begin not in (b"", _BEGIN):
+            raise JournalRefused(
+                f"{self._owned} cannot be opened for writing: {self._sidecar} is another program's "
+                "file; nothing was changed; give one of the two another name"
+            )
 
     def _is_in_place(self, descriptor: int) -> bool:
         try:

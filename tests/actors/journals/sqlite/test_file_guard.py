@@ -151,6 +151,21 @@ async def test_a_new_file_on_a_full_disk_is_unavailable(
     assert await ids(path) == ["e1"]
 
 
+@pytest.mark.parametrize("takeover", [False, True])
+async def test_a_file_of_another_program_in_the_place_of_the_lock_stays_as_it_is(
+    path: Path, takeover: bool
+) -> None:
+    async with SQLiteJournal(path) as journal:
+        await journal.claim("c")
+    lock = Path(f"{path}-owner")
+    lock.write_text("my notes")
+
+    with pytest.raises(JournalRefused, match="chats.db-owner is another program's file"):
+        async with SQLiteJournal(path, takeover=takeover):
+            raise AssertionError("entered")
+    assert lock.read_text() == "my notes"
+
+
 # --- under its owner ------------------------------------------------------------------------------
 
 
