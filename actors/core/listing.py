@@ -11,6 +11,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
@@ -59,6 +60,7 @@ SHOWN_LENGTH = 200
 """The characters that are shown of the last message."""
 SHOWN_CALLS_MAX = 8
 """The most waiting calls whose tools are named."""
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 ACTIVE_KINDS = frozenset(
@@ -150,7 +152,9 @@ def _is_chat(event: Event) -> TypeGuard[UserMessageEvent | AgentMessageEvent]:
 
 
 def _microseconds(event: Event) -> int:
-    return round(event.timestamp.timestamp() * 1_000_000)
+    # In whole numbers: exact in any year, which the float of `timestamp()` is not.
+    since = event.timestamp - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 # --- the row that the journal stores --------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from turnkeeper.actors.events import (
     TokenUsage,
     TurnEndedEvent,
     TurnStartedEvent,
+    UserMessageEvent,
 )
 from turnkeeper.actors.journal import Snapshot
 from turnkeeper.actors.values.upcasters import Upcasters
@@ -101,6 +103,14 @@ def test_each_fold_follows_the_log() -> None:
     assert _state(*day()[:11]).iteration == 2
     assert state.unknown_kinds == {"from_the_future"}
     assert state.turns.running is not None
+
+
+def test_the_time_of_an_event_is_exact_in_any_year() -> None:
+    late = datetime(9000, 1, 1, tzinfo=UTC) + timedelta(microseconds=7)
+
+    state = _state(UserMessageEvent(content="hello", timestamp=late))
+
+    assert state.active_us == (late - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def test_a_condensed_conversation_holds_no_more_than_a_fresh_one_with_the_same_view() -> None:
