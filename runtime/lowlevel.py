@@ -8,6 +8,7 @@
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
    `persist` waits again after such a cancellation.
+   `pausing` returns the cheapest checkpoint of the running loop.
    `closing_scopes` leaves the cancel scopes that other code has left open.
    `Lateness` counts how late the loop runs what is due.
    `leaves` yields the errors inside a group.
@@ -27,6 +28,7 @@ from ._backend import (
     home_check,
     is_interruption,
     make_bell,
+    pausing,
     persist,
     thread_caller,
 )
@@ -51,6 +53,7 @@ __all__ = [
     "is_interruption",
     "leaves",
     "make_bell",
+    "pausing",
     "persist",
     "thread_caller",
 ]

@@ -6,14 +6,14 @@ A `MemoryStore` plays the disk: it outlives the journals that are entered over i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import anyio.lowlevel
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import OneShot
+from turnkeeper.runtime.lowlevel import OneShot, pausing
 
 from ..errors import (
     ConversationDeleted,
@@ -232,9 +232,12 @@ class MemoryJournal:
         self._ports = ports or Ports()
         self._entered = 0
         """How many users have entered this journal and not left; the last to leave closes it."""
+        self._pause: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
+        """A checkpoint; once entered, that of the running loop, which costs less."""
 
     async def __aenter__(self) -> Self:
         self._entered += 1
+        self._pause = pausing()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -263,7 +266,7 @@ class MemoryJournal:
         log.owner = self
         log.epoch += 1
         claim = Claim(log.epoch, len(log.records))
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return claim
 
     def _is_rival(self, owner: MemoryJournal | None) -> bool:
@@ -306,7 +309,7 @@ class MemoryJournal:
             )
             self._store.moved(conversation_id)
         # A checkpoint after the write, as with a disk: a caller cancelled here has written.
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return seqs
 
     async def read(
@@ -316,14 +319,14 @@ class MemoryJournal:
         check_asked(conversation_id)
         check_page(after, limit)
         records = self._store.written_log(conversation_id).records[after : after + limit]
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return records[: fitting(len(record.payload) for record in records)]
 
     async def info(self, conversation_id: str) -> ConversationInfo:
         self._refuse_if_left()
         check_asked(conversation_id)
         info = _info(conversation_id, self._store.written_log(conversation_id))
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return info
 
     async def list(self) -> Sequence[ConversationInfo]:
@@ -333,7 +336,7 @@ class MemoryJournal:
             for conversation_id, log in sorted(self._store.logs().items())
             if log.records
         ]
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return infos
 
     async def page(self, query: ListQuery) -> ListPage:
@@ -368,7 +371,7 @@ class MemoryJournal:
             return behind[:limit]
 
         page = fill_page(query, fetch)
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return page
 
     def _row(self, name: str, log: _Log) -> ListRow:
@@ -401,14 +404,14 @@ class MemoryJournal:
             return [(_shown(query, one.place), len(one.place.record.payload)) for one in wanted]
 
         page = fill_search_page(query, find, show, None)
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return page
 
     async def index(self) -> None:
         """Do nothing: a search here reads each message, without an index."""
         self._refuse_if_left()
         self._refuse_if_search_is_off()
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
 
     def _refuse_if_search_is_off(self) -> None:
         if not self._is_searching:
@@ -420,7 +423,7 @@ class MemoryJournal:
         _check_log("listing", conversation_id, log, listing.seq, epoch)
         if log.listing.seq <= listing.seq:
             log.listing = listing
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
         self._refuse_if_left()
@@ -429,7 +432,7 @@ class MemoryJournal:
             for conversation_id, log in sorted(self._store.logs().items())
             if log.records and log.is_unfinished and not self._is_rival(log.owner)
         ]
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return infos
 
     async def find_events(
@@ -439,7 +442,7 @@ class MemoryJournal:
         check_asked(conversation_id, event_ids)
         seqs = self._store.written_log(conversation_id).seq_by_event_id
         found = {event_id: seqs[event_id] for event_id in event_ids if event_id in seqs}
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return found
 
     async def find_messages(
@@ -449,7 +452,7 @@ class MemoryJournal:
         check_asked(conversation_id, message_ids)
         seqs = self._store.written_log(conversation_id).seq_by_message_id
         found = {message_id: seqs[message_id] for message_id in message_ids if message_id in seqs}
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return found
 
     async def reject(
@@ -463,13 +466,13 @@ class MemoryJournal:
         check_epoch(conversation_id, epoch=epoch, found_epoch=log.epoch, head=len(log.records))
         kept = [one for one in log.rejections if one.at >= oldest]
         log.rejections = sorted((*kept, *checked), key=lambda one: one.at)
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
         self._refuse_if_left()
         check_asked(conversation_id)
         rejections = tuple(self._store.log(conversation_id).rejections)
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return rejections
 
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
@@ -479,13 +482,13 @@ class MemoryJournal:
         log = self._store.written_log(conversation_id)
         _check_log("snapshot", conversation_id, log, snapshot.seq, epoch)
         log.snapshot = snapshot
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         self._refuse_if_left()
         check_asked(conversation_id)
         snapshot = self._store.written_log(conversation_id).snapshot
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return snapshot
 
     async def fork(
@@ -536,7 +539,7 @@ class MemoryJournal:
             self._store.replace(fork_id, begun)
             child = begun
         claim = Claim(child.epoch, len(child.records))
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return claim
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
@@ -552,7 +555,7 @@ class MemoryJournal:
         }
         deletion = Deletion(max(needed.values(), default=0), tuple(needed), is_erased=True)
         self._store.replace(conversation_id, _Log(log.epoch + 1, self))
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
         return deletion
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:
@@ -561,7 +564,7 @@ class MemoryJournal:
         log = self._store.log(conversation_id)
         if log.owner is self and log.epoch == epoch:
             log.owner = None
-        await anyio.lowlevel.checkpoint()
+        await self._pause()
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         check_asked(conversation_id)
