@@ -22,7 +22,7 @@ from ._mailbox import MailboxSettings
 from ._messages import Delivery
 from ._ref import KeyedActors, Ref, Watching
 from ._stats import Stats
-from ._supervision import Supervision, check_number
+from ._supervision import DEFAULT_SUPERVISION, Supervision, check_number
 from ._supervisor import Supervisor
 from ._timers import Timers
 from .ports import Ports
@@ -50,7 +50,7 @@ class Actor(Generic[M]):
     batch_max: ClassVar[int] = 1
     """The most messages that `receive_batch` is given at once."""
 
-    supervision: ClassVar[Supervision] = Supervision()
+    supervision: ClassVar[Supervision] = DEFAULT_SUPERVISION
     """How this actor supervises the children that it spawns."""
 
     _turnkeeper_life: Incarnation  # `bind` sets it, before `on_start`
@@ -232,7 +232,7 @@ class ActorContext:
         life.check_open(f"start {name!r} below it")
         if life.children is None:
             actor = life.actor
-            supervision = actor.supervision if isinstance(actor, Actor) else Supervision()
+            supervision = actor.supervision if isinstance(actor, Actor) else DEFAULT_SUPERVISION
             system = _cell_of(life).system
             life.children = Supervisor(system, life.name, supervision, above=life)
         assert isinstance(life.children, Supervisor)

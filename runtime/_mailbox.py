@@ -23,7 +23,15 @@ from ._backend import OneShot
 from ._messages import Ask, Item, Order, Tell
 from ._supervision import check_number
 
-__all__ = ["NO_MAIL", "SPARE_LANES_MAX", "Mailbox", "MailboxSettings", "Overflow", "Waiter"]
+__all__ = [
+    "DEFAULT_MAILBOX",
+    "NO_MAIL",
+    "SPARE_LANES_MAX",
+    "Mailbox",
+    "MailboxSettings",
+    "Overflow",
+    "Waiter",
+]
 
 Overflow: TypeAlias = Literal["wait", "reject", "drop_oldest"]
 
@@ -45,6 +53,9 @@ class MailboxSettings:
             raise ValueError(
                 f"overflow is {self.overflow!r}; it takes one of {', '.join(get_args(Overflow))}"
             )
+
+
+DEFAULT_MAILBOX: Final = MailboxSettings()
 
 
 class Waiter(OneShot[None]):

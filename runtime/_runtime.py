@@ -42,11 +42,11 @@ from ._event_stream import EventStream
 from ._freezing import Freezer
 from ._logger import logger
 from ._loop_watch import LoopWatch
-from ._mailbox import MailboxSettings
+from ._mailbox import DEFAULT_MAILBOX, MailboxSettings
 from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
-from ._supervision import Supervision, check_number, check_seconds, leaves
+from ._supervision import DEFAULT_SUPERVISION, Supervision, check_number, check_seconds, leaves
 from ._supervisor import Supervisor, check_kind
 from ._system import Makers, System
 from ._tree import Tree, cells_of, take_tree
@@ -121,7 +121,7 @@ class Runtime:
         self.left_undone: tuple[LeftUndone, ...] = ()
         """The work that was not done when the runtime had been left."""
         self._system = System(ports or Ports(), limits, self._fail, Makers(bind, traits_of))
-        self._root = Supervisor(self._system, "", supervision or Supervision())
+        self._root = Supervisor(self._system, "", supervision or DEFAULT_SUPERVISION)
         self._tasks: Tasks | None = None
         self._body: anyio.CancelScope | None = None  # a scope needs a running loop
         self._failure: BaseException | None = None
@@ -223,8 +223,8 @@ class Runtime:
             name,
             factory,
             parent=self._root,
-            spec=Spec(mailbox or MailboxSettings(), None, resident),
-            supervision=supervision or Supervision(),
+            spec=Spec(mailbox or DEFAULT_MAILBOX, None, resident),
+            supervision=supervision or DEFAULT_SUPERVISION,
             context=self._system.context,
             idle_s=idle_s,
             active_max=active_max,

@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from random import Random
 
 __all__ = [
+    "DEFAULT_SUPERVISION",
     "Backoff",
     "Directive",
     "RestartLog",
@@ -161,6 +162,9 @@ def _check_directive(what: str, directive: object) -> None:
             f"{what} is {directive!r}; it takes one of "
             f"{', '.join(f'Directive.{one.name}' for one in Directive)}"
         )
+
+
+DEFAULT_SUPERVISION: Final = Supervision()
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

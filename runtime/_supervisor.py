@@ -22,7 +22,7 @@ from ._backend import persist
 from ._cell import Cell, Spec
 from ._incarnation import Incarnation
 from ._lifecycle import After
-from ._mailbox import MailboxSettings
+from ._mailbox import DEFAULT_MAILBOX, MailboxSettings
 from ._messages import Ask
 from ._parent import Child, Verdict
 from ._ref import Ref
@@ -38,7 +38,7 @@ __all__ = ["Supervisor", "check_factory", "check_kind"]
 
 M = TypeVar("M")
 
-_DEFAULT_SPEC = Spec(MailboxSettings())
+_DEFAULT_SPEC = Spec(DEFAULT_MAILBOX)
 
 
 def check_factory(factory: object, name: str) -> None:
@@ -116,7 +116,7 @@ class Supervisor:
         if mailbox is None and supervision is None and not resident:
             spec = _DEFAULT_SPEC
         else:
-            spec = Spec(mailbox or _DEFAULT_SPEC.mailbox, supervision, resident)
+            spec = Spec(mailbox or DEFAULT_MAILBOX, supervision, resident)
         system = self._system
         path = self._new_name(name)
         cell = Cell(system, path, factory, spec, self, base_context=copy_context())
