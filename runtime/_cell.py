@@ -845,7 +845,8 @@ class Cell(Mailbox):
         if self.life is not None:
             self.life.end()
             self.life = None
-        self._fail_current(ActorFailed(self.name, _KILLED))
+        if self.current is not None or self.batch is not None:
+            self._fail_current(ActorFailed(self.name, _KILLED))
 
     def end(self, error: BaseException | None, *, is_passivated: bool = False) -> None:
         """Remove the cell: from the directory, from its supervisor, from memory."""
