@@ -44,6 +44,8 @@ class Phase(Enum):
     ENDED = "ended"
     """It is gone. Mail is handed back."""
 
+    __hash__ = object.__hash__  # that of an Enum is a call of Python's, at each look into a table
+
 
 # Named here for speed: each message needs them, and `Phase.X` is a slow lookup.
 LIVE: Final = Phase.LIVE

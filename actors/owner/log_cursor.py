@@ -39,6 +39,8 @@ class ReaderState(Enum):
     CUT_OFF = "raise ConversationsClosed: it was behind when the Conversations closed"
     DELETED = "raise ConversationDeleted"
 
+    __hash__ = object.__hash__  # that of an Enum is a call of Python's, at each look into a table
+
 
 class Signal(Enum):
     """The causes of a change of a reader's state."""
@@ -47,6 +49,8 @@ class Signal(Enum):
     READ = "a page is about to be read, or memory had all events"
     CLOSE = "the Conversations have closed"
     DELETE = "the conversation was deleted"
+
+    __hash__ = object.__hash__
 
 
 # Named here for speed: each item of each reader needs them, and `ReaderState.X` is a slow lookup.
