@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from sys import float_info
-from typing import get_args
+from typing import Final, get_args
 
 from ..agents.agent import Agent
 from ..core.commands import check_overlap
@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 _WHOLE = "a whole number from 1 on"
+_PROMPT_POLICIES: Final[tuple[str, ...]] = get_args(PromptPolicy)
+_UNFINISHED: Final[tuple[str, ...]] = get_args(Unfinished)
+_VERIFIES: Final[tuple[str, ...]] = get_args(Verify)
 
 
 def check_settings(settings: ConversationSettings, limits: Limits) -> None:
@@ -45,13 +48,13 @@ def check_settings(settings: ConversationSettings, limits: Limits) -> None:
         is_whole=True,
     )
     check_number("answer_length_max", settings.answer_length_max, "1 or more", least=1)
-    if settings.prompt_policy not in get_args(PromptPolicy):
+    if settings.prompt_policy not in _PROMPT_POLICIES:
         raise InvalidInput(
             f'prompt_policy is {settings.prompt_policy!r}; it takes "current" or "pinned"'
         )
     check_overlap(settings.on_overlap)
     check_system_prompt(settings.system_prompt)
-    if settings.unfinished not in get_args(Unfinished):
+    if settings.unfinished not in _UNFINISHED:
         raise InvalidInput(f'unfinished is {settings.unfinished!r}; it takes "end" or "resume"')
 
 
@@ -87,8 +90,8 @@ def check_resources(
 ) -> None:
     """Check the region's name, and how much the owners keep in memory and verify."""
     check_id("name", name)
-    if verify not in get_args(Verify):
-        raise InvalidInput(f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}")
+    if verify not in _VERIFIES:
+        raise InvalidInput(f"verify is {verify!r}; it takes one of {', '.join(_VERIFIES)}")
     if idle_s is not None:
         check_number("idle_s", idle_s, "seconds from 0 on, or None", least=0)
     if active_max is not None:

@@ -181,13 +181,9 @@ class Conversations:
         of the log.
         """
         # Imported here, and not above: loading the events and the owner takes most of the time.
-        from ..agents.watcher import Watching
         from ..core.working_state import ConversationSettings
         from ..owner.actor import ConversationActor, Setup
-        from ..owner.draining import Drain
-        from ..owner.nodes import NodeLink
         from ..owner.subscriptions import Subscriptions
-        from ..owner.wait_graph import WaitGraph
         from .checks import (
             check_parts,
             check_recovery,
@@ -224,16 +220,12 @@ class Conversations:
             agent=agent,
             journal=journal,
             subscriptions=Subscriptions(journal, limits),
-            wait_graph=WaitGraph(),
             condenser=condenser,
             settings=settings,
             verify=verify,
             park_s=park_s,
             limits=limits,
             ports=self._ports,
-            drain=Drain(),
-            watching=Watching(),
-            node_link=NodeLink(),
         )
         # Kept, and not imported again: an import statement costs as much as a dozen calls.
         self._handle_class = Conversation

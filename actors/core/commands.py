@@ -10,7 +10,7 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar, get_args
+from typing import ClassVar, Final, Literal, TypeVar, get_args
 
 from turnkeeper.runtime import Message
 
@@ -84,6 +84,7 @@ _MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}", re.ASCII)
 
 OnOverlap = Literal["queue", "interrupt", "steer", "rollback", "reject"]
 """How a chat message that comes while a turn runs is handled."""
+_OVERLAPS: Final[tuple[str, ...]] = get_args(OnOverlap)
 
 R = TypeVar("R")
 
@@ -152,8 +153,8 @@ class FromOutside(Message[R]):
 
 def check_overlap(on_overlap: str) -> None:
     """Raise `InvalidInput` if this is not an `OnOverlap`."""
-    if on_overlap not in get_args(OnOverlap):
-        known = ", ".join(get_args(OnOverlap))
+    if on_overlap not in _OVERLAPS:
+        known = ", ".join(_OVERLAPS)
         raise InvalidInput(f"on_overlap is {on_overlap!r}; it takes one of {known}")
 
 

@@ -158,16 +158,16 @@ class Setup:
     agent: Agent
     journal: Journal
     subscriptions: Subscriptions
-    wait_graph: WaitGraph
     condenser: Condenser | None
     settings: ConversationSettings
     verify: Verify
     park_s: float
     limits: Limits
     ports: Ports
-    drain: Drain
-    watching: Watching
-    node_link: NodeLink
+    wait_graph: WaitGraph = field(default_factory=WaitGraph)
+    drain: Drain = field(default_factory=Drain)
+    watching: Watching = field(default_factory=Watching)
+    node_link: NodeLink = field(default_factory=NodeLink)
     forking: dict[str, Forking] = field(default_factory=dict)
     """The forks that are being made, by their names."""
 

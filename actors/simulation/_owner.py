@@ -38,7 +38,6 @@ from turnkeeper.runtime.testing import Node, Simulation
 
 from ..agents.agent import Agent
 from ..agents.turn_context import TurnContext
-from ..agents.watcher import Watching
 from ..conversations.conversation import Conversation
 from ..core.admission import AdmissionRefused, Appended, Duplicate
 from ..core.commands import (
@@ -87,10 +86,7 @@ from ..events import (
 )
 from ..models.base import ModelRequest, ModelResponse
 from ..owner.actor import ConversationActor, Setup
-from ..owner.draining import Drain
-from ..owner.nodes import NodeLink
 from ..owner.subscriptions import Subscriptions
-from ..owner.wait_graph import WaitGraph
 from ..tool_calls import ToolCall, ToolResult
 from ._agents import pieces_of
 from ._disk import LEASE_S, Disk, SimulatedJournal, owner_of
@@ -372,16 +368,12 @@ class _Process:
             agent=cast("Agent", self),  # its turns are played by the world
             journal=self.journal,
             subscriptions=_Subscriptions(self),
-            wait_graph=WaitGraph(),
             condenser=_Condenser(self),
             settings=settings,
             verify="off",
             park_s=_PARK_S,
             limits=_LIMITS,
             ports=self.node.ports,
-            drain=Drain(),
-            watching=Watching(),
-            node_link=NodeLink(),
         )
         self.journal.watch_lease(self.setup.subscriptions.lease_lost)
 
