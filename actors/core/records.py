@@ -71,8 +71,12 @@ def encode_record(event: Event, written: bytes | None = None) -> Record:
 
 def decode_record(conversation_id: str, record: StoredRecord) -> LoggedEvent:
     """Return the event of a record, with its place. Raises as `events_of_records` does."""
-    (event,) = events_of_records(conversation_id, (record,), first_seq=record.seq)
-    return LoggedEvent(record.seq, event)
+    # Not as a batch of one: readers call this for each event.
+    seq, _, _, kind, payload, _ = record
+    try:
+        return LoggedEvent(seq, decode_event(payload, kind=kind))
+    except ValueError as error:
+        raise _no_event(conversation_id, seq, kind, error) from error
 
 
 def events_of_records(
@@ -89,6 +93,10 @@ def events_of_records(
         try:
             events.append(decode_event(payload, kind=kind))
         except ValueError as error:
-            found = f"the record is no {kind} event ({type(error).__name__})"
-            raise CorruptLog(conversation_id, seq, found) from error
+            raise _no_event(conversation_id, seq, kind, error) from error
     return events
+
+
+def _no_event(conversation_id: str, seq: int, kind: str, error: ValueError) -> CorruptLog:
+    found = f"the record is no {kind} event ({type(error).__name__})"
+    return CorruptLog(conversation_id, seq, found)
