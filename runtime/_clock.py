@@ -91,6 +91,8 @@ class Clock:
         self._deadlines: dict[float, _Deadlines] = {}
         self._compact_at = _COMPACT_MIN
         self._asleep: anyio.CancelScope | None = None
+        self._idle: OneShot[None] = OneShot()
+        """Set by the first entry that comes while none will be due."""
         self._wakes_at = -math.inf
 
     def call_later(self, delay_s: float, run: Callable[[], None]) -> Alarm:
@@ -150,25 +152,29 @@ class Clock:
 
     async def run(self) -> None:
         """Run everything when it is due, until cancelled."""
-        never: OneShot[None] = OneShot()  # waiting for it costs less than sleeping forever
         while True:
             # One scope for many waits: an entry that comes before the one awaited cancels it.
             with anyio.CancelScope() as self._asleep:
                 while True:
                     self._wakes_at = -math.inf
                     self._run_due()
-                    if self._heap:
-                        self._wakes_at = self._heap[0][0]
-                        await self._sleep(max(0.0, self._wakes_at - self.now()))
+                    due = self._heap[0][0] if self._heap else math.inf
+                    if due < math.inf:
+                        self._wakes_at = due
+                        await self._sleep(max(0.0, due - self.now()))
                     else:
-                        self._wakes_at = math.inf
-                        await never.wait()
+                        self._wakes_at = due
+                        self._idle = OneShot()
+                        await self._idle.wait()
 
     def _list(self, when: float, entry: Alarm | float) -> None:
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, entry))
-        if when < self._wakes_at and self._asleep is not None:
-            self._asleep.cancel()
+        if when < self._wakes_at:
+            if self._wakes_at == math.inf:
+                self._idle.set(None)
+            elif self._asleep is not None:
+                self._asleep.cancel()
 
     def _run_due(self) -> None:
         now = self.now()

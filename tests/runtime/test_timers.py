@@ -1,5 +1,6 @@
 """Timers: once, periodic, keyed, and gone with the actor; and the clock that runs them."""
 
+import math
 from functools import partial
 
 import anyio
@@ -33,6 +34,24 @@ async def test_a_timer_sends_its_message_once_when_it_is_due() -> None:
         assert log == []
         await clock.advance(100.0)
         assert log == ["due"]
+
+
+@pytest.mark.anyio
+async def test_a_timer_that_is_never_due_delays_no_other() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+
+        async def arm(actor: Actor, delay_s: float) -> None:
+            actor.context.timers.once(delay_s, delay_s)
+
+        await ref.ask(Run(partial(arm, delay_s=math.inf)))
+        await ref.ask(Run(partial(arm, delay_s=1.0)))
+        await clock.advance(1.0)
+        await ref.ask(Run(partial(arm, delay_s=10.0)))
+        await clock.advance(10.0)
+        assert log == [1.0, 10.0]
 
 
 @pytest.mark.anyio
