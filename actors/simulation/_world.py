@@ -637,6 +637,7 @@ class ConversationWorld:
             self.places = run.oracles.places
 
 
+_LIMITS = Limits()
 _SMALL_LIMITS = Limits(
     known_messages_max=6,
     recent_events_max=4,
@@ -661,7 +662,7 @@ class _Run:
         self.simulation = simulation
         self.struck_s = struck_s
         self.options = options
-        self.limits = _SMALL_LIMITS if options.has_small_limits else Limits()
+        self.limits = _SMALL_LIMITS if options.has_small_limits else _LIMITS
         # What waits must be known, so the queue is shorter than the table.
         self.queued_max = min(options.queued_max, self.limits.known_messages_max - 1)
         self.disk = Disk(
@@ -1367,6 +1368,7 @@ class _Run:
         async def follow(number: int, server: _Server, conversations: Conversations) -> None:
             cursor = self.cursors[name][1]
             reader = conversations[conversation_id].events(after=cursor)
+            where = f"{name} on {server.node}"
             was_live = False
             while True:
                 try:
@@ -1384,7 +1386,7 @@ class _Run:
                 if number != attempt:
                     return  # it was given up, on a frozen node; another one reads
                 nonlocal reads
-                reads = self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
+                reads = self.oracles.saw_event(conversation_id, logged, where)
                 # What it has in hand is looked at from outside: it keeps its limits to itself.
                 if reader.buffered_count > self.limits.buffered_events_max:
                     self.oracles.broken("B1", f"{name} has {reader.buffered_count} events")

@@ -176,7 +176,7 @@ def _run_uncollected(world: World, settings: Settings, policy: Policy, tape: Tap
         tape=tape,
         trace=scheduler.trace,
         marks=simulation.marks,
-        notes=simulation.notes,
+        noted=simulation.noted,
         broken=simulation.first_broken,
         node_steps=scheduler.node_steps,
         backend=settings.backend,

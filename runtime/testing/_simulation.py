@@ -123,8 +123,8 @@ class Run:
     trace: str
     """Equal for equal runs, in every process; different runs very rarely share one."""
     marks: Counter[str]
-    notes: tuple[str, ...]
-    """The last notes that the world took."""
+    noted: tuple[tuple[float, int, str], ...]
+    """The last notes that the world took, each with its time and its step."""
     broken: Broken | None = None
     node_steps: dict[str, int] = field(default_factory=dict)
     """The steps of the first incarnation of each node, up to its end."""
@@ -137,6 +137,11 @@ class Run:
     @property
     def ok(self) -> bool:
         return self.broken is None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The last notes that the world took, as lines."""
+        return tuple(f"{at_s:9.3f} step {step:5} {text}" for at_s, step, text in self.noted)
 
     def check(self) -> None:
         """Raise `AssertionError`, with everything that is known, if an invariant was broken."""
@@ -525,8 +530,9 @@ class Simulation:
             self.broken(invariant, detail)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(f"{at_s:9.3f} step {step:5} {text}" for at_s, step, text in self._notes)
+    def noted(self) -> tuple[tuple[float, int, str], ...]:
+        """The last notes, each with its time and its step."""
+        return tuple(self._notes)
 
     async def run(self, world: Callable[[Simulation], Awaitable[None]]) -> None:
         """Run the world, and then end everything that it left behind."""
