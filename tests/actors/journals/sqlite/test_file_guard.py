@@ -160,7 +160,7 @@ async def test_a_file_of_another_program_in_the_place_of_the_lock_stays_as_it_is
     lock = Path(f"{path}-owner")
     lock.write_text("my notes")
 
-    with pytest.raises(JournalRefused, match="chats.db-owner is another program's file"):
+    with pytest.raises(JournalRefused, match=r"chats\.db-owner is another program's file"):
         async with SQLiteJournal(path, takeover=takeover):
             raise AssertionError("entered")
     assert lock.read_text() == "my notes"
