@@ -542,7 +542,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
     ours = _schema_of(version)
     # Programs beside the journal, such as those that replicate the file, keep tables of their own.
     tables = {table for _, _, table, _ in ours}
-    if [row for row in _read_schema(connection) if row[2] in tables] != ours:
+    # A trigger names its table as its author wrote it, in any case.
+    if [row for row in _read_schema(connection) if row[2].lower() in tables] != ours:
         raise JournalRefused(
             f"{path} is damaged: its schema is not that of version {version}; nothing was changed; "
             "restore it from a backup, or run `turnkeeper repair`"

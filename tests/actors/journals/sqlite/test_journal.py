@@ -824,6 +824,7 @@ async def test_tables_of_other_programs_keep_nobody_out(path: Path, program: str
     [
         "DROP INDEX IF EXISTS message_id",
         "CREATE TRIGGER losing AFTER INSERT ON event BEGIN DELETE FROM event; END",
+        "CREATE TRIGGER losing AFTER INSERT ON EVENT BEGIN DELETE FROM event; END",
         "ALTER TABLE fork RENAME TO forked",
     ],
 )
