@@ -419,6 +419,8 @@ class SQLiteWriter:
                 if job.apply not in done:
                     done[job.apply] = job.apply(self)
                 job.settle(done[job.apply])
+            except TurnkeeperError as error:
+                job.refuse(error)  # it concerns this job alone, and has changed nothing
             except Exception as error:  # noqa: BLE001 - of any kind
                 self._abandon(jobs[at:], error, is_known=True)
                 return

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from turnkeeper.actors.errors import EventIdConflict
+from turnkeeper.actors.errors import EventIdConflict, JournalRefused
 from turnkeeper.actors.journal import Claim, Deletion, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
@@ -161,6 +161,20 @@ async def test_vacuum_gives_room_back(path: Path) -> None:
         await write(journal, "b", make_record("b2"))
         assert await read_all(journal, "b") == ["b1", "b2"]
     assert verify(path).problems == ()
+
+
+async def test_a_vacuum_that_is_refused_does_not_close_the_journal(path: Path) -> None:
+    """A backup may give the file a second name for a while."""
+    second = Path(f"{path}-second")
+    async with SQLiteJournal(path) as journal:
+        await write(journal, "a", make_record("a1"))
+        second.hardlink_to(path)
+        with pytest.raises(JournalRefused, match="second name"):
+            await journal.vacuum()
+        second.unlink()
+
+        await write(journal, "a", make_record("a2"))
+        assert await journal.vacuum() == 0
 
 
 async def begin_and_fork(journal: SQLiteJournal, name: str, depth: int) -> Claim:
