@@ -189,7 +189,8 @@ class OwnerLock:
             raise JournalRefused(
                 f"{self._owned} cannot be opened for writing: {error}; nothing was changed"
             ) from error
-        if begin not in (b"", _BEGIN):
+        # A power failure may leave zeros in a new file, and a full disk only its beginning.
+        if not _BEGIN.startswith(begin.rstrip(b"\0")):
             raise JournalRefused(
                 f"{self._owned} cannot be opened for writing: {self._sidecar} is another program's "
                 "file; nothing was changed; give one of the two another name"

@@ -166,6 +166,21 @@ async def test_a_file_of_another_program_in_the_place_of_the_lock_stays_as_it_is
     assert lock.read_text() == "my notes"
 
 
+@pytest.mark.parametrize("left", ["", '{"own', "\0" * 32])
+async def test_a_lock_that_was_not_written_whole_is_no_other_program_s(
+    path: Path, left: str
+) -> None:
+    """Of its text a full disk leaves the beginning, and a power failure perhaps zeros."""
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+    Path(f"{path}-owner").write_text(left)
+
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 2, "e2")
+    assert await ids(path) == ["e1", "e2"]
+
+
 # --- under its owner ------------------------------------------------------------------------------
 
 
