@@ -139,7 +139,7 @@ def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail
 
 def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     """Return a conversation's row, checked against its seal and the last record of its log."""
-    row = _row_of(connection, name)
+    row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
     if row is None:
         _refuse_if_hidden(connection, name)
         return None
@@ -155,16 +155,12 @@ def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     return tail
 
 
-# Any: a row, whose columns `tail_of_row` checks.
-def _row_of(connection: sqlite3.Connection, name: str) -> Sequence[Any] | None:
-    row: Sequence[Any] | None = connection.execute(
-        "SELECT * FROM conversation WHERE name = ?", (name,)
-    ).fetchone()
-    return row
-
-
-# If an index is damaged, the search for a name covers this many of its incarnations.
+# If a row is lost or hidden, the search for a name covers this many of its incarnations.
 _INCARNATIONS_LOOKED_FOR = 8
+
+
+def _logs_of(name: str) -> list[int]:
+    return [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
 
 
 def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
@@ -172,11 +168,11 @@ def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
 
     A repair gives such records another name, and then this one is free again.
     """
-    logs = [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
+    logs = _logs_of(name)
     if connection.execute(_FIND_LOGS, logs).fetchone():
         raise CorruptLog(name, 0, "an index hides its own row")
-    has_records = connection.execute(_FIND_FIRST, {"log": logs[0]}).fetchone()
-    if has_records and _row_of(connection, recovered_name(logs[0])) is None:
+    has_records = connection.execute(_FIND_FIRST, (*logs, *logs)).fetchone()
+    if has_records and _find_recovered(connection, name) is None:
         raise CorruptLog(name, 1, "it has records, but its own row is missing")
 
 
@@ -185,18 +181,28 @@ def recovered_name(log: int) -> str:
     return f"recovered-{log}"
 
 
+def _find_recovered(connection: sqlite3.Connection, name: str) -> tuple[int, Tail] | None:
+    """Return the newest incarnation of a name that a repair has renamed, and its tail, or None."""
+    names = [recovered_name(log) for log in _logs_of(name)]
+    rows = connection.execute(_FIND_NAMES, names).fetchall()
+    found = [(names.index(row[1]), row) for row in rows]
+    if not found:
+        return None
+    incarnation, row = max(found)
+    return incarnation, tail_of_row(row)
+
+
 def find_renamed(connection: sqlite3.Connection, name: str, updated_us: int) -> Tail | None:
     """Return the tail with which a conversation goes on whose log a repair has renamed, or None.
 
     It is not stored yet. It begins as a fork of the old log, as the conversation does that has the
     new name. If that one was deleted, it is empty.
     """
-    old = log_number(name, 0)
-    row = _row_of(connection, recovered_name(old))
-    if row is None:
+    found = _find_recovered(connection, name)
+    if found is None:
         return None
-    renamed = tail_of_row(row)
-    tail = empty_tail(name, 1, renamed.epoch, updated_us)
+    incarnation, renamed = found
+    tail = empty_tail(name, incarnation + 1, renamed.epoch, updated_us)
     if renamed.incarnation == 0 and renamed.forked_at:
         record = find_record(connection, renamed, renamed.forked_at)
         if record is None:
@@ -208,14 +214,14 @@ def find_renamed(connection: sqlite3.Connection, name: str, updated_us: int) -> 
     return tail
 
 
-_FIND_LOGS = f"""
-    SELECT 1 FROM conversation WHERE log IN ({", ".join("?" * _INCARNATIONS_LOOKED_FOR)})
-"""  # noqa: S608 - our own text
+_EACH = ", ".join("?" * _INCARNATIONS_LOOKED_FOR)
+_FIND_LOGS = f"SELECT 1 FROM conversation WHERE log IN ({_EACH})"  # noqa: S608 - our own text
+_FIND_NAMES = f"SELECT * FROM conversation WHERE name IN ({_EACH})"  # noqa: S608 - as above
 # The first record of a log, or the row that says where a fork begins.
-_FIND_FIRST = """
-    SELECT 1 FROM event WHERE log = :log AND seq = 1 AND seq & 63 = 1
-    UNION ALL SELECT 1 FROM fork WHERE log = :log
-"""
+_FIND_FIRST = f"""
+    SELECT 1 FROM event WHERE log IN ({_EACH}) AND seq = 1 AND seq & 63 = 1
+    UNION ALL SELECT 1 FROM fork WHERE log IN ({_EACH})
+"""  # noqa: S608 - as above
 
 
 def tail_of_row(row: Sequence[Any]) -> Tail:

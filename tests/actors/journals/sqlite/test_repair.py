@@ -19,6 +19,7 @@ import pytest
 from turnkeeper.actors.errors import (
     ConversationExists,
     ConversationNotFound,
+    CorruptLog,
     JournalRefused,
     JournalUnavailable,
     OwnedElsewhere,
@@ -194,6 +195,40 @@ async def test_a_conversation_whose_log_got_another_name_goes_on_under_its_own(
         for each in (renamed, name):
             assert len(await journal.read(each)) == head + 1
             await journal.delete(each, epoch=(await journal.claim(each)).epoch)
+    assert verify(path).problems == ()
+
+
+async def test_a_conversation_that_was_deleted_before_goes_on_under_its_own_name(
+    path: Path, original: Logs
+) -> None:
+    """It was not found, and began anew; after its next deletion it wrote into the old log."""
+
+    async def append(journal: SQLiteJournal, name: str, event_id: str) -> list[str]:
+        claim = await journal.claim(name)
+        records = [make_record(event_id)]
+        seq = claim.head + 1
+        await journal.append(
+            name, records, epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+        )
+        return [record.event_id for record in await journal.read(name)]
+
+    async with SQLiteJournal(path) as journal:
+        await journal.fork("bob", "kept", at=1, records=[make_record("k")], is_unfinished=False)
+        await journal.delete("bob", epoch=(await journal.claim("bob")).epoch)
+        await append(journal, "bob", "second")
+    change(path, "DELETE FROM conversation WHERE name = 'bob'")
+    async with SQLiteJournal(path) as journal:
+        with pytest.raises(CorruptLog, match="its own row is missing"):
+            await journal.claim("bob")
+    assert repair(path) is not None
+    (renamed,) = logs(path).keys() - original.keys() - {"kept"}
+
+    async with SQLiteJournal(path) as journal:
+        assert await append(journal, "bob", "third") == ["second", "third"]
+        await journal.delete("bob", epoch=(await journal.claim("bob")).epoch)
+        assert await append(journal, "bob", "fourth") == ["fourth"]
+        assert [record.event_id for record in await journal.read(renamed)] == ["second"]
+        assert len(await journal.read("kept")) == 2
     assert verify(path).problems == ()
 
 
