@@ -52,7 +52,7 @@ def check_written(event: Event, written: bytes) -> None:
     A longer one would stop the event loop for seconds whenever it is written or read.
     """
     if len(written) > EVENT_LENGTH_MAX:
-        check_length(a_type(event), len(written), EVENT_LENGTH_MAX)
+        check_length(a_type(event), len(written), EVENT_LENGTH_MAX, unit="bytes of JSON")
 
 
 def encode_record(event: Event, written: bytes | None = None) -> Record:

@@ -91,14 +91,16 @@ def check_text(what: str, text: object) -> None:
         raise InvalidInput(found, argument=what, rule=rule) from error
 
 
-def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> None:
-    """Raise `InvalidInput` if the texts of one event together, or one text, are too long."""
+def check_length(
+    what: str, length: int, length_max: int = EVENT_LENGTH_MAX, *, unit: str = "characters"
+) -> None:
+    """Raise `InvalidInput` if one text, or all that one event has, is too long in this unit."""
     if length > length_max:
         raise InvalidInput(
-            f"{what} has {length:,} characters; it takes at most {length_max:,}; nothing was "
+            f"{what} has {length:,} {unit}; it takes at most {length_max:,}; nothing was "
             "written; keep large content elsewhere, and send its address",
             argument=what,
-            rule=f"{what} must have at most {length_max} characters",
+            rule=f"{what} must have at most {length_max} {unit}",
         )
 
 

@@ -298,7 +298,7 @@ async def test_an_event_that_is_too_long_fails_its_turn_and_not_its_owner(
 
     async with verified(long_winded, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
-        with pytest.raises(TurnNotCompleted, match="it takes at most 10,000; nothing was written"):
+        with pytest.raises(TurnNotCompleted, match="bytes of JSON; it takes at most 10,000;"):
             await (await chat.send("A")).reply()
 
         assert (await (await chat.send("B")).end()).outcome == "completed"
