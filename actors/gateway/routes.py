@@ -284,8 +284,8 @@ async def read_messages(
     """Return the transcript or the view, as messages of a provider or of a client.
 
     The transcript has all chat messages, answers and calls, condensed or not. As `events` it comes
-    in pages from its end: `before` is the seq of the first event of the page that you have. A page
-    ends with the event with which its events have 4 MiB.
+    in pages from its end, in the order of the log: `before` is the seq of the first event of the
+    page that you have. A page has `limit` events, or fewer, once they have 4 MiB.
     The view at the `view_seq` of a step, with the `model`, `is_plain` and `show_author` of its
     request, gives exactly the messages that were sent to the model.
     """

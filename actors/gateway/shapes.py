@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..core.state import Folded
@@ -54,7 +55,8 @@ def shaped_transcript(
         waiting = [logged.event for logged in transcript.waiting]
         messages = ag_ui_messages(transcript, waiting=waiting)
         return {"messages": [each.model_dump(mode="json", by_alias=True) for each in messages]}
-    everything = [*transcript.said, *transcript.waiting]
+    # By seq, as `before` is one: events may have come since a message that still waits.
+    everything = sorted([*transcript.said, *transcript.waiting], key=attrgetter("seq"))
     page = [logged for logged in everything if before is None or logged.seq < before]
     rows: list[dict[str, object]] = []
     held = 0

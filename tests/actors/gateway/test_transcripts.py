@@ -105,6 +105,21 @@ async def test_a_transcript_is_read_backwards_by_pages_and_at_any_seq(world: Wor
     assert (await messages(world, at=4))["cursor"].startswith("4.")
 
 
+async def test_pages_have_all_events_though_an_older_message_still_waits(world: World) -> None:
+    for text in ("slow", "next"):
+        world.agent.hold(text)
+    for text in ("slow", "next", "last"):
+        await world.send("alice", text, idempotency_key=text)
+    world.agent.release("slow")
+    await world.agent.reached["next"].wait()
+
+    pages = await pages_of(world, limit=1)
+
+    said = [text for page in reversed(pages) for text in page]
+    assert said == ["slow", "last", "a(slow)", "next"]
+    world.agent.release("next")
+
+
 async def test_a_page_of_large_messages_is_short(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
