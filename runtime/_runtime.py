@@ -335,13 +335,14 @@ class Runtime:
                 try:
                     await self._run(tasks, ready)
                 except anyio.get_cancelled_exc_class():
-                    # trio cancels this task if its main task has ended without leaving the runtime.
-                    # The workers are shielded from that.
-                    self._fail(self._host_cancelled())
+                    # The workers are shielded from a cancellation, and the group waits for them.
                     self._close_intake()
                     self._system.pool.close()
                     raise
         except anyio.get_cancelled_exc_class():
+            # trio cancels this task if its main task has ended without leaving the runtime. If
+            # the group had cancelled it for the error of a task, it would raise that error.
+            self._fail(self._host_cancelled())
             raise
         except BaseException as error:  # noqa: BLE001 - carried to the task that entered us
             found = tuple(leaves(error))
