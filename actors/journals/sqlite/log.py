@@ -183,6 +183,8 @@ def recovered_name(log: int) -> str:
 
 def _find_recovered(connection: sqlite3.Connection, name: str) -> tuple[int, Tail] | None:
     """Return the newest incarnation of a name that a repair has renamed, and its tail, or None."""
+    if connection.execute(_FIND_ANY_RECOVERED).fetchone() is None:
+        return None  # as in most files, for each conversation that is begun
     names = [recovered_name(log) for log in _logs_of(name)]
     rows = connection.execute(_FIND_NAMES, names).fetchall()
     found = [(names.index(row[1]), row) for row in rows]
@@ -217,6 +219,7 @@ def find_renamed(connection: sqlite3.Connection, name: str, updated_us: int) -> 
 _EACH = ", ".join("?" * _INCARNATIONS_LOOKED_FOR)
 _FIND_LOGS = f"SELECT 1 FROM conversation WHERE log IN ({_EACH})"  # noqa: S608 - our own text
 _FIND_NAMES = f"SELECT * FROM conversation WHERE name IN ({_EACH})"  # noqa: S608 - as above
+_FIND_ANY_RECOVERED = "SELECT 1 FROM conversation WHERE name > 'recovered-' AND name < 'recovered.'"
 # The first record of a log, or the row that says where a fork begins.
 _FIND_FIRST = f"""
     SELECT 1 FROM event WHERE log IN ({_EACH}) AND seq = 1 AND seq & 63 = 1

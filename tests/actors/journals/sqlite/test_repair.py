@@ -225,6 +225,10 @@ async def test_a_conversation_that_was_deleted_before_goes_on_under_its_own_name
 
     async with SQLiteJournal(path) as journal:
         assert await append(journal, "bob", "third") == ["second", "third"]
+    change(path, "DELETE FROM conversation WHERE name = 'bob'")  # and once more
+    assert repair(path) is not None
+    async with SQLiteJournal(path) as journal:
+        assert await append(journal, "bob", "again") == ["second", "third", "again"]
         await journal.delete("bob", epoch=(await journal.claim("bob")).epoch)
         assert await append(journal, "bob", "fourth") == ["fourth"]
         assert [record.event_id for record in await journal.read(renamed)] == ["second"]
