@@ -148,17 +148,19 @@ class TurnAccess:
 
     async def cancel(self, sent: Sent) -> bool:
         """Interrupt this chat message's turn, or withdraw the message while it waits."""
+        asked = self._expected or Expected()
         expected = self._expected
-        if sent.event_id is not None:
-            # A log that was begun anew may have a chat message of the same id.
-            expected = replace(expected or Expected(), seq=sent.seq, event_id=sent.event_id)
+        if sent.event_id is not None and asked.seq is None:
+            # A log that was begun anew may have a chat message of the same id. The caller's own
+            # condition on the log stays: the handle is of no earlier log than the event it names.
+            expected = replace(asked, seq=sent.seq, event_id=sent.event_id)
         command = CancelTurn(sent.message_id, sent.turn_id, expected=expected)
         try:
             return await ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
         except NotYours:  # a kind of ConversationNotFound
             raise
-        except (ConversationNotFound, NotThisLog):
-            if self._expected is not None and self._expected.begins_nothing:
+        except (ConversationNotFound, NotThisLog) as error:
+            if asked.seq is not None or (asked.exists and isinstance(error, ConversationNotFound)):
                 raise
             return False  # the turn's log was deleted
 
@@ -398,5 +400,6 @@ class Turn:
 
         It is durable when this returns, and the text said so far is kept. Returns False if the turn
         had ended already, or was deleted; so it may be called again, after `OutcomeUnknown` too.
+        Raises the errors of `Conversation.expecting` if the handle was made by it.
         """
         return await self._access.cancel(self._sent)

@@ -31,6 +31,7 @@ from turnkeeper.actors.errors import (
     CorruptLog,
     InvalidInput,
     JournalUnavailable,
+    NotThisLog,
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
@@ -178,6 +179,33 @@ async def test_a_handle_does_not_take_a_message_of_its_id_in_the_next_log_for_it
         assert await turns[0].ended() is None
         for turn, is_first in zip(turns, (True, False, False), strict=False):
             assert await turn.cancel() == is_first
+
+
+async def test_a_cancellation_is_refused_unless_the_conversation_is_the_expected_one() -> None:
+    """To read a turn checks nothing, so it may be another log's than the one that is expected."""
+    held = HeldAgent()
+    held.hold("A")
+
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        first = await chat.send("A", message_id="m1")
+        event = await anext(chat.events(live=False))
+        meant, existing = (
+            chat.expecting(seq=event.seq, event_id=event.event.id),
+            chat.expecting(exists=True),
+        )
+        in_existing = await existing.turn("m1")
+        await conversations.delete("c")
+        with pytest.raises(ConversationNotFound):
+            await in_existing.cancel()
+        assert not await first.cancel()
+
+        second = await chat.send("A", message_id="m1")
+        with pytest.raises(NotThisLog):
+            await (await meant.turn("m1")).cancel()
+        assert not await in_existing.cancel()  # it exists, but that turn was deleted
+        assert await second.ended() is None
+        assert await (await existing.turn("m1")).cancel()
 
 
 async def test_a_message_that_waits_again_is_cancelled_by_each_of_its_handles() -> None:
