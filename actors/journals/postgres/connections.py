@@ -73,7 +73,11 @@ class _NumbersDumper(Dumper):
         sized = [8] * (2 * len(obj))
         sized[1::2] = obj
         oid = psycopg.postgres.types["int8"].oid
-        return struct.pack(f"!5i{'iq' * len(obj)}", 1, 0, oid, len(obj), 1, *sized)
+        try:
+            return struct.pack(f"!5i{'iq' * len(obj)}", 1, 0, oid, len(obj), 1, *sized)
+        except struct.error as error:
+            # As the server says it of a text: then the appends are tried one by one.
+            raise psycopg.DataError(f"a number is not in the range of bigint: {error}") from error
 
 
 class BoundedConnection(psycopg.Connection[Any]):

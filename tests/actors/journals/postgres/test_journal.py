@@ -27,7 +27,7 @@ from turnkeeper.actors.errors import (
     JournalUnavailable,
     OwnedElsewhere,
 )
-from turnkeeper.actors.journal import Claim, ListQuery, Record, Rejection, Snapshot
+from turnkeeper.actors.journal import Claim, Listing, ListQuery, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres import reader as reader_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection, Numbers, connect
@@ -385,6 +385,37 @@ def test_numbers_arrive_as_they_were_sent(schema: str, numbers: list[int]) -> No
     ) as connection:
         row = connection.execute("SELECT %b::bigint[]", [Numbers(numbers)]).fetchone()
     assert row == (numbers,)
+
+
+async def test_a_number_that_is_too_large_is_refused_to_its_caller_alone(schema: str) -> None:
+    async with make_journal(schema) as journal:
+
+        async def append_listed(name: str, created_us: int) -> Sequence[int]:
+            claim = await journal.claim(name)
+            begun.append(name)
+            while len(begun) < len(times):
+                await anyio.lowlevel.checkpoint()
+            return await journal.append(
+                name,
+                [make_record(f"e of {name}")],
+                epoch=claim.epoch,
+                expected_seq=1,
+                is_unfinished=False,
+                listing=Listing(1, created_us=created_us),
+            )
+
+        async def append_refused(name: str, created_us: int) -> None:
+            with pytest.raises(InvalidInput, match="bigint"):
+                await append_listed(name, created_us)
+
+        begun: list[str] = []
+        times = {"a": 1, "b": 1 << 63, "c": -1}
+        async with anyio.create_task_group() as group:
+            for name, created_us in times.items():
+                act = append_refused if created_us > 1 else append_listed
+                group.start_soon(act, name, created_us)
+
+        assert [await read_all(journal, name) for name in ("a", "c")] == [["e of a"], ["e of c"]]
 
 
 async def test_no_snapshot_is_written_of_a_log_that_a_rival_deletes_in_the_same_moment(
