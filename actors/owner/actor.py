@@ -483,7 +483,7 @@ class ConversationActor(Actor[Command | Query]):
     def _publish(self, decided: Sequence[Taken], large_bytes: int) -> None:
         """Show the committed batch to effects, then to subscribers, then to callers.
 
-        `large_bytes`: of its large events.
+        `large_bytes`: the bytes of its large events.
         """
         seq = self._seq
         self._show_state()

@@ -127,7 +127,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """Wakes the reader, if it waits; called when an item or the end may have come."""
 
     def offer(self, events: Sequence[LoggedEvent], large_bytes: int = 0) -> None:
-        """Take events that were just committed, in order; `large_bytes`: of the large ones."""
+        """Take events that were just committed, in order.
+
+        `large_bytes`: the bytes of the large ones; it may be too many.
+        """
         offered = self._log.offered
         if large_bytes:
             self._offered_bytes = large_bytes + (self._offered_bytes if offered else 0)
