@@ -339,13 +339,14 @@ class Runtime:
                     self._close_intake()
                     self._system.pool.close()
                     raise
-        except anyio.get_cancelled_exc_class():
-            # trio cancels this task if its main task has ended without leaving the runtime. If
-            # the group had cancelled it for the error of a task, it would raise that error.
-            self._fail(self._host_cancelled())
-            raise
-        except BaseException as error:  # noqa: BLE001 - carried to the task that entered us
-            found = tuple(leaves(error))
+        except BaseException as error:
+            cancelled = anyio.get_cancelled_exc_class()
+            found = [each for each in leaves(error) if not isinstance(each, cancelled)]
+            if not found:
+                # trio cancels this task if its main task has ended without leaving the runtime. If
+                # the group had cancelled it for the error of a task, it would raise that error.
+                self._fail(self._host_cancelled())
+                raise
             self._fail(found[0] if len(found) == 1 else error)
         finally:
             self._end_host(ready)
