@@ -206,8 +206,10 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # the file that the user named, and not the draft
         raise
 
 
@@ -261,9 +263,11 @@ async def export_to(db: str, schema: str, names: Sequence[str], output: Path) ->
             file.flush()
             if is_file:
                 os.fsync(file.fileno())
-    except BaseException:
+    except BaseException as error:
         if is_file:
             draft.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename in (None, str(draft)):
+                error.filename = str(output)  # the file that the user named, and not the draft
         raise
     if is_file:
         draft.replace(output)
