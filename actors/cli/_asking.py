@@ -33,6 +33,7 @@ __all__ = [
     "refuse_missing",
     "refuse_no_folder",
     "refuse_odd",
+    "refuse_parameters",
     "refuse_schema",
     "refuse_url",
     "say",
@@ -43,6 +44,7 @@ __all__ = [
 SCHEMA = "turnkeeper"
 """The schema of a journal in a database, by default."""
 _PASSWORD = re.compile("//[^/@]*@")
+_PARAMETER = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 Db = Annotated[
     str, typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database.")
@@ -61,6 +63,7 @@ def without_password(db: str) -> str:
 @contextmanager
 def told(db: str, schema: str = SCHEMA) -> Iterator[None]:
     """Turn errors into one line on standard error and an exit status."""
+    refuse_parameters(db)
     refuse_schema(db, schema)
     try:
         yield
@@ -74,7 +77,9 @@ def told(db: str, schema: str = SCHEMA) -> Iterator[None]:
         raise  # `told_output` gives the exit status
     except OSError as error:
         forget_output()
-        fail(UNUSABLE, f"{error.filename or 'output'}: {error.strerror}; the rest was not written")
+        if error.filename is not None:
+            fail(UNUSABLE, f"{error.filename}: {error.strerror}")
+        fail(UNUSABLE, f"output: {error.strerror}; the rest was not written")
     except KeyboardInterrupt:
         fail(INTERRUPTED, "stopped by Ctrl-C")
 
@@ -89,6 +94,16 @@ def refuse_schema(db: str, schema: str) -> None:
         fail(
             UNUSABLE,
             f"{printable(db)} is a file, and only a database has schemas; leave out --schema",
+        )
+
+
+def refuse_parameters(db: str) -> None:
+    """Fail if this is a connection string of parameters: it would be the path of a new file."""
+    if _PARAMETER.match(db):  # it may hold a password, so it is not quoted
+        fail(
+            UNUSABLE,
+            "a database is named by its URL, as postgresql://USER@HOST/DATABASE; nothing was "
+            "opened; begin the path of a file that has such a name with ./",
         )
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from ._replay import Replay
 from ._report import Report
 
-__all__ = ["Display", "print_list", "print_report"]
+__all__ = ["Display", "print_list", "print_report", "times"]
 
 LISTED_MAX = 20
 _MILESTONES = 4
@@ -69,6 +69,11 @@ class Display:
         self._console.print(Text(line))
 
 
+def times(count: int) -> str:
+    """Return how often something happened, in words."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
     """Print a title, and under it at most `LISTED_MAX` lines."""
     console.print(Text(title), soft_wrap=True)
@@ -97,13 +102,13 @@ def print_report(console: Console, report: Report) -> None:
     console.print(
         Text(
             f"{report.counts['events']:,} events in {report.seconds:.1f} s, "
-            f"{report.events_per_second:,.0f} a second; worker killed {report.kills} times; "
+            f"{report.events_per_second:,.0f} a second; worker killed {times(report.kills)}; "
             f"seed {report.seed}"
         ),
         soft_wrap=True,
     )
     if report.broken:
-        print_list(console, f"NOT as promised, {len(report.broken):,} times:", report.broken)
+        print_list(console, f"NOT as promised, {times(len(report.broken))}:", report.broken)
     elif report.stopped is None:
         console.print(Text("Everything acknowledged is there, once and in order.", style="green"))
     else:

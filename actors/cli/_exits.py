@@ -28,6 +28,7 @@ __all__ = [
     "finite",
     "for_programs",
     "forget_output",
+    "is_given",
     "print_json",
     "told_output",
 ]
@@ -73,6 +74,12 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter("must be a finite number")
     return value
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """True if the user gave this option, also with the value that it has by default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

@@ -35,9 +35,9 @@ from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import JournalRefused, JournalUnavailable
 from ..owner.draining import check_drain
-from ._asking import SCHEMA, Schema, refuse_schema
+from ._asking import SCHEMA, Schema, refuse_parameters, refuse_schema
 from ._error_lines import error_line
-from ._exits import BROKEN, UNUSABLE, fail, finite
+from ._exits import BROKEN, UNUSABLE, fail, finite, is_given
 from ._journal_jobs import LEASE_S, is_url, open_journal
 
 if sys.platform != "win32":
@@ -72,6 +72,7 @@ _HASH = re.compile(rb"[0-9a-f]{64}")
 
 
 def serve(
+    context: typer.Context,
     agent: Annotated[
         str,
         typer.Argument(
@@ -227,6 +228,13 @@ def serve(
         )
     if is_url(str(db).replace(":/", "://", 1)):  # a path keeps one slash of two
         fail(UNUSABLE, "--db takes the path of a file; give the URL of a database as --postgres")
+    refuse_parameters(str(db))
+    if postgres is not None and is_given(context, "db"):
+        fail(UNUSABLE, "--db and --postgres name two journals; give one of them")
+    for name in ("lease", "database_wait"):
+        if postgres is None and is_given(context, name):
+            option = name.replace("_", "-")
+            fail(UNUSABLE, f"--{option} is for a database, and {db} is a file; give --postgres too")
     _check_extra("serve", backend)
     refuse_schema(postgres or str(db), schema)
     from ..gateway import BearerTokens, NodeKeys  # noqa: PLC0415 - an extra

@@ -19,9 +19,21 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports, TurnkeeperError
 
+from ._asking import refuse_parameters
 from ._crowd import Crowd
 from ._display import printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, finite, print_json
+from ._exits import (
+    BROKEN,
+    INTERRUPTED,
+    SEEDS,
+    UNUSABLE,
+    AsJson,
+    Seed,
+    fail,
+    finite,
+    is_given,
+    print_json,
+)
 from ._protocol import StartStress
 from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
@@ -142,7 +154,7 @@ def stress(
     """
     if (nodes > 1) is not (postgres is not None):
         fail(UNUSABLE, "--nodes 2 or more and --postgres go together; give both")
-    given = [name for name in _OF_ONE if _is_given(context, name)]
+    given = [name for name in _OF_ONE if is_given(context, name)]
     if postgres is None and (restart is not None or beside is not None):
         fail(UNUSABLE, "--restart and --beside are for several machines; give --nodes too")
     if postgres is not None and given:
@@ -223,11 +235,6 @@ def stress(
     raise typer.Exit(made.account.exit_status if made.account.broken or not status else status)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
 def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None:
     """Exit with a message, before anything runs, if the arguments cannot be used."""
     if report is not None and not can_draw():
@@ -238,6 +245,7 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
         fail(UNUSABLE, "--backend trio needs trio: pip install trio")
     if db is None:
         return
+    refuse_parameters(db)
     if is_postgres(db):
         if find_spec("psycopg") is None:
             fail(

@@ -17,6 +17,7 @@ from turnkeeper.runtime.lowlevel import LATE_BOUNDS_S, Lateness
 
 from ..journal import Journal
 from ..recordings.audit import Receipts, audit_journal
+from ._display import times
 from ._report import Report
 from ._script import script
 from ._stress_run import SAMPLE_S, Outage, Sample, Stress
@@ -157,7 +158,7 @@ def page_of(report: StressReport) -> str:
     if account.stopped is not None:
         verdict = f"Stopped before the end: {account.stopped}"
     if account.broken:
-        verdict = f"NOT as promised, {len(account.broken):,} times."
+        verdict = f"NOT as promised, {times(len(account.broken))}."
     numbers: dict[str, object] = {
         **report.options,
         **account.counts,

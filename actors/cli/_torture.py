@@ -20,7 +20,7 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from ._display import print_list, printable
+from ._display import print_list, printable, times
 from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, finite, print_json
 
 if TYPE_CHECKING:
@@ -388,7 +388,7 @@ def report_verdict(
         f"{finding.fault}: conversation {finding.room}, {finding.subject}: {finding.detail}"
         for finding in verdict.findings
     ]
-    print_list(console, f"FOUND, {len(lines):,} times:", lines)
+    print_list(console, f"FOUND, {times(len(lines))}:", lines)
     if history is not None:
         console.print(Text(f"the history is in {history}"), soft_wrap=True)
     raise typer.Exit(BROKEN)

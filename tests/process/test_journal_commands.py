@@ -317,7 +317,9 @@ def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
     there = tmp_path / "there.jsonl"
     there.write_text("dear diary")
     assert "will be replaced; nothing was done" in told("export", path, "-o", there)
-    assert "File too large" in told("export", path, "-yo", there, file_bytes_max=10_000)
+    assert "a database is named by its URL" in told("import", "dbname=chats", there)
+    said = told("export", path, "-yo", there, file_bytes_max=10_000)
+    assert said == f"turnkeeper: {there}: File too large"
     assert there.read_text() == "dear diary"
     assert {file.name for file in tmp_path.iterdir()} == {"chats.db", "there.jsonl"}
     assert "is the journal itself" in told("export", path, "-yo", path)

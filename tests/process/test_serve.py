@@ -258,6 +258,10 @@ def test_without_tokens_only_loopback_is_served(tmp_path: Path) -> None:
         (["--postgres", "chats"], "--postgres takes the URL of a database"),
         (["--postgres", "host=db password=secret"], "--postgres takes the URL of a database"),
         (["--db", "postgresql://db/chats"], "give the URL of a database as --postgres"),
+        (["--db", "host=db password=secret"], "a database is named by its URL"),
+        (["--db", "chats.db", "--postgres", "postgresql://db/chats"], "name two journals"),
+        (["--lease", "15"], "--lease is for a database, and chats.db is a file"),
+        (["--database-wait", "1"], "--database-wait is for a database, and chats.db is a file"),
     ],
 )
 def test_conversations_are_not_kept_in_a_file_if_a_database_was_meant(

@@ -107,6 +107,7 @@ def test_what_is_not_as_promised_is_told_in_place_of_the_good_news() -> None:
         problems=(),
         counts={**clean.counts, "lost": 2},
         by_policy={"queue": {**clean.counts, "lost": 2}},
+        kills=1,
         broken=["message 1 is lost", "message 2 is lost"],
     )
 
@@ -114,6 +115,7 @@ def test_what_is_not_as_promised_is_told_in_place_of_the_good_news() -> None:
 
     lines = out.getvalue().splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("… lost")] == ["2"]
+    assert "worker killed once;" in lines[-4]
     assert lines[-3:] == [
         "NOT as promised, 2 times:",
         "  message 1 is lost",
