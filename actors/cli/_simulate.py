@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,18 +138,20 @@ def simulate(
         nonlocal so_far
         so_far = campaign
         progress.show(campaign)
+        raise_swallowed()
 
     status = None
     try:
-        so_far = run_campaign(
-            first,
-            seeds=seeds,
-            seconds=None if minutes is None else 60.0 * minutes,
-            policy=None if policy is None else _POLICIES[policy],
-            on_progress=on_progress,
-            ports=ports,
-            jobs=jobs,
-        )
+        with _swallowed_interrupts() as raise_swallowed:
+            so_far = run_campaign(
+                first,
+                seeds=seeds,
+                seconds=None if minutes is None else 60.0 * minutes,
+                policy=None if policy is None else _POLICIES[policy],
+                on_progress=on_progress,
+                ports=ports,
+                jobs=jobs,
+            )
     except KeyboardInterrupt:
         status = INTERRUPTED
         errors.print(Text("turnkeeper: stopped by Ctrl-C"))
@@ -164,6 +168,32 @@ def simulate(
         raise typer.Exit(BROKEN)
     if status is not None:
         raise typer.Exit(status)
+
+
+@contextmanager
+def _swallowed_interrupts() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises `KeyboardInterrupt` if a finalizer has swallowed one.
+
+    Python only reports an error of a finalizer, such as that of a nursery of trio's.
+    """
+    report, is_swallowed = sys.unraisablehook, False
+
+    def note(unraisable: sys.UnraisableHookArgs) -> None:
+        nonlocal is_swallowed
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            is_swallowed = True
+        else:
+            report(unraisable)
+
+    def raise_swallowed() -> None:
+        if is_swallowed:
+            raise KeyboardInterrupt
+
+    sys.unraisablehook = note
+    try:
+        yield raise_swallowed
+    finally:
+        sys.unraisablehook = report
 
 
 def _replay(path: Path, *, as_json: bool) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from turnkeeper.actors.cli import _simulate
 from turnkeeper.actors.cli._app import app
-from turnkeeper.actors.simulation import silent_logs
+from turnkeeper.actors.simulation import Campaign, silent_logs
 
 from .mutants import MUTANTS, planted
 
@@ -53,6 +54,28 @@ def test_several_jobs_run_all_the_seeds() -> None:
 
     assert done.exit_code == 0
     assert json.loads(done.stdout)["seeds"] == 4
+
+
+class Interrupted:
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_stops_it_though_a_finalizer_swallowed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went on to the last seed, and exited with zero."""
+    shown: list[int] = []
+
+    def show(_: object, campaign: Campaign) -> None:
+        shown.append(campaign.seeds)
+        Interrupted()  # nothing holds it
+
+    monkeypatch.setattr(_simulate._Progress, "show", show)
+    done = CliRunner().invoke(app, ["simulate", "--seeds", "9", "--seed", "5", "--json"])
+
+    assert done.exit_code == 130
+    assert "stopped by Ctrl-C" in done.stderr
+    assert shown == [1]
+    assert json.loads(done.stdout)["seeds"] == 1
 
 
 def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
