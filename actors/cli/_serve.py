@@ -463,6 +463,8 @@ def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
+    if path.stem in sys.stdlib_module_names:  # an import of that module would give this one
+        raise ImportError("a module of Python has this name; rename the file")
     sys.path.insert(0, str(path.parent.resolve()))  # as `python file.py` does
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module

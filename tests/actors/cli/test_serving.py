@@ -104,6 +104,19 @@ def test_a_file_may_import_the_modules_beside_it(
     assert isinstance(_load_agent(f"{module}:support"), ToolAgent)
 
 
+def test_a_file_with_the_name_of_a_module_of_python_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A `logging.py` took the module's place in the process, and the server did not start."""
+    module = tmp_path / "sched.py"
+    module.write_text("from turnkeeper import agent\n@agent\nasync def support(turn): ...\n")
+
+    with pytest.raises(typer.Exit):
+        _load_agent(f"{module}:support")
+
+    assert "a module of Python has this name; rename the file" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_is_told_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
