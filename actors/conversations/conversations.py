@@ -167,8 +167,8 @@ class Conversations:
         `recover_every_s`: the seconds between two searches for such conversations, give or take a
         quarter; by default as long as `PostgresJournal`'s lease. `recover_max`: how many are
         opened at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"
-        continues it, which needs a resumable agent, and runs a tool again only if it is declared
-        idempotent.
+        continues it if the agent is resumable, as a `ToolAgent` is and a function under `@agent` is
+        not, and runs a tool again only if it is declared idempotent.
 
         Resources:
         `runtime`: the runtime to run in; by default a new one, which ends with these
