@@ -518,10 +518,10 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
 
 
 def loop_marker() -> Callable[[], object]:
-    """Return a function that returns the mark of the loop, of this kind, that it is called in.
+    """Return a function that returns the mark of the loop in which it is called.
 
-    Loops that are open at the same time have different marks. On trio, the number of the thread is
-    enough: a run of trio ends before its thread begins another.
+    On asyncio it is the loop, or None outside of any. On trio it is the number of the thread, since
+    a run of trio ends before its thread begins another. The host of a guest run has the same one.
     """
     return asyncio._get_running_loop if _trio() is None else get_ident  # noqa: SLF001 - in its `__all__`
 

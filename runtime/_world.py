@@ -131,8 +131,8 @@ class World:
         """Raise `RuntimeError` if the caller is not in the runtime's loop."""
         if not self.is_at_home:
             raise RuntimeError(
-                f"{actor} was called from another thread than its runtime's, or in another event "
-                "loop; nothing happened; in other threads, and in loops that run there, use "
+                f"{actor} was called from another thread than its runtime's, or outside of its "
+                "event loop; nothing happened; in other threads, and in loops that run there, use "
                 "runtime.portal()"
             )
 

@@ -167,12 +167,14 @@ class TestAnotherLoop:
         with asyncio.Runner() as home, closing(asyncio.new_event_loop()) as other:
             runtime, ref = home.run(start())
 
+            with pytest.raises(RuntimeError, match="outside of its event loop; nothing happened"):
+                ref.tell_nowait(Add())  # in no loop
             task = other.create_task(misuse(runtime, ref, use))
             # Not as a deadline for the task: leaving is shielded against those.
             other.run_until_complete(asyncio.wait({task}, timeout=HANG_S))
 
             assert task.done(), "it waits"
-            assert "or in another event loop; nothing happened" in str(task.exception())
+            assert "or outside of its event loop; nothing happened" in str(task.exception())
             home.run(check())
 
 
