@@ -465,7 +465,7 @@ def _load_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python file")
     if path.stem in sys.stdlib_module_names:  # an import of that module would give this one
         raise ImportError("a module of Python has this name; rename the file")
-    sys.path.insert(0, str(path.parent.resolve()))  # as `python file.py` does
+    sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` does
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

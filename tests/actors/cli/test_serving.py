@@ -93,6 +93,7 @@ def test_a_file_may_import_the_modules_beside_it(
 ) -> None:
     """So `python coder.py` may, and the file of the coding agent's tutorial does."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "elsewhere").mkdir()
     (tmp_path / "the_shops_tools.py").write_text("def look_up(order: int) -> str: ...\n")
     module = tmp_path / "agent_beside_its_tools.py"
     module.write_text(
@@ -100,7 +101,10 @@ def test_a_file_may_import_the_modules_beside_it(
         "from turnkeeper import ScriptedModel, ToolAgent\n"
         "support = ToolAgent(ScriptedModel([]), [look_up])\n"
     )
+    link = tmp_path / "elsewhere" / "link_to_the_agent.py"
+    link.symlink_to(module)
 
+    assert isinstance(_load_agent(f"{link}:support"), ToolAgent)
     assert isinstance(_load_agent(f"{module}:support"), ToolAgent)
 
 
