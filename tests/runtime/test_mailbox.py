@@ -19,6 +19,7 @@ from turnkeeper.runtime import (
     Runtime,
     Supervision,
 )
+from turnkeeper.runtime._mailbox import SPARE_LANES_MAX
 from turnkeeper.runtime.testing import VirtualClock, settle
 
 from .actors import Add, Counter, Fail, Get, Run, block
@@ -345,3 +346,14 @@ async def test_an_actor_is_at_rest_only_while_it_handles_nothing_and_has_no_mail
         await settle()
         assert is_at_rest(1)
         assert not is_at_rest()
+
+
+async def test_so_many_lanes_are_kept_for_the_next_actors_and_no_more() -> None:
+    """Else a runtime would hold one for each actor that was ever busy at the same time."""
+    async with Runtime() as runtime:
+        refs = [runtime.spawn(Counter, name=f"{n}") for n in range(SPARE_LANES_MAX + 1)]
+        for ref in refs:
+            ref.tell_nowait(Add())
+        await settle()
+        assert [await ref.ask(Get()) for ref in refs] == [1] * len(refs)
+        assert len(runtime._system.spare_lanes) == SPARE_LANES_MAX
