@@ -34,6 +34,8 @@ else:
 
 # A sidecar is the JSON object of one member, so that people can read it.
 _BEGIN = b'{"owner": '
+# To read a pipe, which another program may have put there, would wait for its writer.
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 # A forked child shares its parent's locks; without this it would hold them after the parent died.
 _held: set[int] = set()
@@ -181,8 +183,11 @@ class OwnerLock:
     def _check_is_sidecar(self) -> None:
         """Raise `JournalRefused` if another program has a file where the sidecar belongs."""
         try:
-            with self._sidecar.open("rb") as file:
-                begin = file.read(len(_BEGIN))
+            descriptor = os.open(self._sidecar, os.O_RDONLY | _NO_WAIT)
+            try:
+                begin = os.read(descriptor, len(_BEGIN))
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -166,6 +166,13 @@ async def test_a_file_of_another_program_in_the_place_of_the_lock_stays_as_it_is
     assert lock.read_text() == "my notes"
 
 
+async def test_a_pipe_in_the_place_of_the_lock_is_refused(path: Path) -> None:
+    os.mkfifo(f"{path}-owner")
+    with pytest.raises(JournalRefused, match="cannot be opened for writing"):
+        async with SQLiteJournal(path):
+            raise AssertionError("entered")
+
+
 @pytest.mark.parametrize("left", ["", '{"own', "\0" * 32])
 async def test_a_lock_that_was_not_written_whole_is_no_other_program_s(
     path: Path, left: str
