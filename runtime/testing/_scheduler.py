@@ -217,9 +217,13 @@ class Scheduler(ABC, Generic[Entry]):
 
     def forget(self) -> None:
         """Drop the world and its tasks; most are then freed without the garbage collector."""
-        self.simulation = None
+        self.simulation = self._scope = self._last = None
+        self.look = lambda: None
         self._takes.close()
         self._known.clear()
+        self._priorities.clear()
+        self._ready.clear()
+        self._batch.clear()
 
     def release(self, node: Node) -> None:
         """Let a node go on that was frozen."""
