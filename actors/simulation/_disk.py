@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import inf, nextafter
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import Node, Simulation
@@ -49,6 +49,8 @@ Fault = Literal[
 ]
 FAULTS: Sequence[Fault] = get_args(Fault)
 READ_FAULTS: Sequence[Fault] = ("refused", "slow", "stuck", "mute")
+
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 LEASE_S = 10.0
 SLOW_S_MAX = 20.0
@@ -105,6 +107,25 @@ class Disk:
     on_snapshot: Callable[[str, Snapshot], None] = lambda *_: None
     """Called with each snapshot as it is written."""
     _stuck: list[OneShot[None]] = field(default_factory=list)
+    _idle: list[OneShot[Work]] = field(default_factory=list)
+    """For each of its tasks that waits for work."""
+
+    def start_soon(self, work: Work) -> None:
+        """Do this in a task of the disk's own, which outlives callers and nodes."""
+        # A task takes the next write when it is done: to begin and end one costs as much as most
+        # writes do.
+        if self._idle:
+            self._idle.pop().set(work)
+        else:
+            self.simulation.start_soon(self._work, work)
+
+    async def _work(self, work: Work) -> None:
+        while True:
+            await work()
+            self.simulation.scheduler.renew()
+            more: OneShot[Work] = OneShot()
+            self._idle.append(more)
+            work = await more.wait()
 
     def heal(self) -> None:
         """Cause no faults from now on, and let stuck calls go on."""
@@ -256,8 +277,7 @@ class SimulatedJournal(MemoryJournal):
         if is_detached:
             await self._write(fault, do, answer)
         else:
-            # The disk's own task: it goes on when its caller is gone.
-            simulation.start_soon(self._write, fault, do, answer)
+            disk.start_soon(partial(self._write, fault, do, answer))
         try:
             result = await answer.wait()
         finally:
@@ -351,7 +371,7 @@ class SimulatedJournal(MemoryJournal):
         # As with the journals that have threads, the answer comes from outside all tasks of the
         # node.
         answer: OneShot[Sequence[int]] = OneShot()
-        self._disk.simulation.start_soon(self._append, do, answer)
+        self._disk.start_soon(partial(self._append, do, answer))
         return answer
 
     async def _append(

@@ -113,6 +113,8 @@ class Scheduler(ABC, Generic[Entry]):
         """
         self._takes = self._taken()
         """`next` takes the next entry to run out of `_ready`; None if none of them may run."""
+        self._running: Entry | None = None
+        """The entry that was chosen last."""
         self._scope: anyio.CancelScope | None = None
         self._is_over = False
         self._clean_up_steps = 0
@@ -217,7 +219,7 @@ class Scheduler(ABC, Generic[Entry]):
 
     def forget(self) -> None:
         """Drop the world and its tasks; most are then freed without the garbage collector."""
-        self.simulation = self._scope = self._last = None
+        self.simulation = self._scope = self._running = self._last = None
         self.look = lambda: None
         self._takes.close()
         self._known.clear()
@@ -243,7 +245,7 @@ class Scheduler(ABC, Generic[Entry]):
         simulation = self.simulation
         assert simulation is not None, "a scheduler takes steps inside a run"
         story, strike, checks = self.story, self._strike, simulation.checks
-        ready, known, traced = self._ready, self._known, self._trace.append
+        ready, known, traced = self._ready, self._known.get, self._trace.append
         place_of, steps_max, steps = self._chooser(), self._steps_max, 0
         while True:
             if story is not None:
@@ -260,10 +262,7 @@ class Scheduler(ABC, Generic[Entry]):
                 else:
                     place = place_of(ready)
                     entry = ready.pop(place)
-                try:
-                    number, node = known[entry]
-                except KeyError:
-                    number, node = self._know(entry)
+                number, node = known(entry) or self._know(entry)
                 if node is not None:
                     if node.is_crashed or node.is_frozen:
                         node.held.append(entry)
@@ -272,7 +271,7 @@ class Scheduler(ABC, Generic[Entry]):
                     if strike is not None and self._is_struck(node, entry):
                         node.held.append(entry)
                         continue
-                taken = entry
+                self._running = taken = entry
                 self.steps = steps = steps + 1
                 traced(number)
                 if story is not None:
@@ -286,6 +285,14 @@ class Scheduler(ABC, Generic[Entry]):
         """Give an entry its number."""
         found = self._known[entry] = len(self._known), self._node_of(entry)
         return found
+
+    def renew(self) -> None:
+        """Let the running task have another priority from now on, as a new task would.
+
+        For a task that has done its work, and waits for another piece of it.
+        """
+        if self._running is not None:
+            self._priorities.pop(self._running, None)
 
     def _is_struck(self, node: Node, entry: Entry) -> bool:
         """Strike if this is the step; True if the entry may not run now."""
