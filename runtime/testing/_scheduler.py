@@ -62,6 +62,9 @@ class Scope(Protocol):
     @property
     def cancelled_caught(self) -> bool: ...
 
+    @property
+    def cancel_called(self) -> bool: ...
+
     # Any: the backends name their parameters differently, and take different types of reasons.
     @property
     def cancel(self) -> Callable[[], Any]: ...

@@ -13,7 +13,7 @@ import random
 import traceback
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from sys import float_info
@@ -159,6 +159,21 @@ class Run:
         return "\n".join([head, f"broken: {self.broken}", *told])
 
 
+class _Worker:
+    """A task of a node that makes the calls of one function in one context."""
+
+    __slots__ = ("answer", "context", "name", "next", "scope")
+
+    def __init__(self, name: str, context: Context, scope: Scope, answer: OneShot[Any]) -> None:
+        self.name = name
+        self.context = context
+        """That of the callers. A call that changed its own leaves none behind for others."""
+        self.scope = scope
+        self.answer = answer  # Any: each call has its own kind
+        """The answer of the call that it makes, or has made."""
+        self.next: OneShot[Callable[[], Awaitable[object]]] = OneShot()
+
+
 class Node:
     """One incarnation of a process. Made by `Simulation.start`."""
 
@@ -183,6 +198,8 @@ class Node:
         self._scope = simulation.scheduler.scope()
         self._calls: dict[OneShot[Any], None] = {}  # Any: each call has its own kind of answer
         self._over: list[OneShot[None]] = []
+        self._idle: list[_Worker] = []
+        """The workers that wait for a call."""
         drawn = simulation.tape.draw("node.random", 1 << 16)
         self.random = random.Random(f"{name} {incarnation} {drawn}")
         ids = random.Random(f"ids {name} {incarnation} {drawn}")
@@ -287,22 +304,11 @@ class Node:
         answer: OneShot[T] = OneShot()
         self._calls[answer] = None
         scheduler = self._simulation.scheduler
-        scope = scheduler.scope()
-
-        async def serve() -> None:
-            try:
-                with scope:
-                    answer.set(await function())
-            except Exception as error:  # noqa: BLE001 - carried to the caller
-                answer.fail(error)
-            finally:
-                if not answer.is_done:
-                    answer.fail(NodeCrashed(self.name))
+        worker = self._begin_call(tasks, function, answer)
 
         def give_up() -> None:
             answer.fail(NotAnswered(f"{self.name} has not answered in {limit_s} s"))
 
-        self._spawn(tasks, serve, f"call {_name_of(function)}")
         alarm = None if limit_s == math.inf else scheduler.call_later(limit_s, give_up)
         try:
             return await answer.wait()
@@ -310,9 +316,48 @@ class Node:
             self._calls.pop(answer, None)
             if alarm is not None:
                 alarm.cancel()
-            if not answer.is_done or isinstance(answer.error, NotAnswered):
-                scope.cancel()
-            answer.error = None  # its traceback refers to `serve`, which refers to the answer
+            is_left = not answer.is_done or isinstance(answer.error, NotAnswered)
+            if is_left and worker.answer is answer:
+                worker.scope.cancel()
+            answer.error = None  # its traceback refers to the worker, which refers to the answer
+
+    def _begin_call(
+        self, tasks: Tasks, function: Callable[[], Awaitable[T]], answer: OneShot[T]
+    ) -> _Worker:
+        """Have a worker make this call: one that has done another like it, or a new one."""
+        # A task with its scope costs as much as most calls do.
+        name, context = _name_of(function), copy_context()
+        for worker in self._idle:
+            is_like = worker.name == name and worker.context == context
+            if is_like and not worker.scope.cancel_called:
+                self._idle.remove(worker)
+                worker.answer = answer
+                worker.next.set(function)
+                return worker
+        worker = _Worker(name, context, self._simulation.scheduler.scope(), answer)
+        self._spawn(tasks, partial(self._work, worker, function), f"call {name}")
+        return worker
+
+    async def _work(self, worker: _Worker, function: Callable[[], Awaitable[object]]) -> None:
+        """Make calls, one after the other, until one of them is cancelled."""
+        context = copy_context()
+        try:
+            with worker.scope:
+                while True:
+                    try:
+                        worker.answer.set(await function())
+                    except Exception as error:  # noqa: BLE001 - carried to the caller
+                        worker.answer.fail(error)
+                    if worker.scope.cancel_called or copy_context() != context:
+                        return
+                    self._simulation.scheduler.renew()
+                    worker.next = OneShot()
+                    self._idle.append(worker)
+                    function = await worker.next.wait()
+        finally:
+            if worker in self._idle:
+                self._idle.remove(worker)
+            worker.answer.fail(NodeCrashed(self.name))  # no effect once it has answered
 
     def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a function beside the main one; it is cancelled when that ends."""

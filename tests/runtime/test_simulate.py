@@ -10,6 +10,7 @@ import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -401,6 +402,54 @@ def test_a_call_that_is_not_answered_in_time_is_cancelled_in_its_node(backend: B
 
     simulate(world, backend=backend).check()
     assert done == ["done", 6.0, ("cancelled", 6.0), "done"]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_call_leaves_nothing_in_the_context_of_the_next_one(backend: Backend) -> None:
+    """A node's task takes the next call when it is done, unless a call has changed its context."""
+    tasks: list[int] = []
+    found: list[str] = []
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+
+    async def world(simulation: Simulation) -> None:
+        async def look(name: str | None = None) -> None:
+            await anyio.sleep(1.0)
+            tasks.append(anyio.get_current_task().id)
+            found.append(user.get())
+            if name is not None:
+                user.set(name)
+
+        node = simulation.start("n", _forever)
+        await anyio.sleep(1.0)
+        for name in (None, None, "left behind", None):
+            await node.call(partial(look, name))
+        user.set("the caller")
+        await node.call(look)
+
+    simulate(world, backend=backend).check()
+    assert found == ["nobody"] * 4 + ["the caller"]
+    assert tasks[0] == tasks[1] == tasks[2]
+    assert len(set(tasks)) == 3
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_the_call_after_one_that_ended_just_when_it_was_given_up_is_made(backend: Backend) -> None:
+    answers: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def work(seconds: float) -> str:
+            await anyio.sleep(seconds)
+            return "done"
+
+        node = simulation.start("n", _forever)
+        await anyio.sleep(1.0)
+        with contextlib.suppress(NotAnswered):
+            await node.call(partial(work, 3.0), 3.0)
+        answers.append(await node.call(partial(work, 1.0)))
+
+    for seed in range(20):
+        simulate(world, seed=seed, backend=backend).check()
+    assert answers == ["done"] * 20
 
 
 def _after(seconds: float, do: Callable[[], None]) -> Callable[[], Coroutine[Any, Any, None]]:
