@@ -296,7 +296,7 @@ class Node:
         Raises the function's own errors, `NodeCrashed` at once if the node has crashed or ended,
         or does so meanwhile, and `NotAnswered` after `limit_s` seconds. The function is cancelled
         then, and if the caller is cancelled. `limit_s` costs less than a cancel scope around the
-        call.
+        call. Calls that come one after the other may run in one task; its context is fresh in each.
         """
         tasks = self._tasks
         if tasks is None or not self.is_alive:
