@@ -356,7 +356,7 @@ class Options:
             overlaps=simulation.pick("overlaps", _OVERLAPS_DRAWN),
             misbehaves=simulation.chance("has misbehaviour", 0.7),
             agent=simulation.pick("agent", ("tool", "plain")),
-            extras=("cancel", "end", "follow"),
+            extras=("cancel", "end", "follow", "interrupt"),
             is_busy=True,
             has_small_limits=True,
             resends=True,
@@ -379,12 +379,13 @@ class Options:
 
     @staticmethod
     def crashing(simulation: Simulation) -> Options:
-        """Crash nodes right after their writes, so that turns are resumed again and again."""
+        """Crash nodes around their writes, so that turns are resumed again and again."""
         return Options(
             nodes=2,
             clients=2,
             messages=2,
             has_small_limits=simulation.chance("has small limits", 0.5),
+            journal_faults={"crash_before": 0.02, "crash_after": 0.02},
             crashes=True,
             strikes_at_writes=0.15,
             impatient=True,
@@ -452,6 +453,7 @@ class Options:
             drains=True,
             has_prompts=True,
             prompt_policy=simulation.pick("prompt policy", ("current", "pinned")),
+            is_busy=simulation.chance("is busy", 0.5),
         )
 
     @staticmethod
