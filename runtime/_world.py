@@ -11,6 +11,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import WARNING
+from threading import get_ident
 from traceback import format_exception
 from typing import Any, Protocol, TypeVarTuple
 
@@ -98,6 +99,8 @@ class World:
         """Returns the mark of the loop that it is called in; see `loop_marker`."""
         self.home: object = None
         """The mark of the runtime's loop."""
+        self.home_thread = 0
+        """The number of that loop's thread."""
         self.is_closing = False
         self._given_up: list[Job] = []
         """Jobs that swallowed their cancellation; some may have ended since."""
@@ -110,6 +113,7 @@ class World:
             self.now = self.clock.now = self.dead_letters.now = loop_clock()
         self.mark = loop_marker()
         self.home = self.mark()
+        self.home_thread = get_ident()
         self.park = parking()
         self.checkpoint = checkpointing()
         self.pause = pausing()
