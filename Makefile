@@ -77,7 +77,7 @@ quick: $(VENV)/installed
 # takes seconds of a usual run may take an hour of this one.
 sweep: $(VENV)/installed
 	$(PYTEST) $(ON_ALL_CORES) --whole -m sweep -o faulthandler_timeout=3600 \
-	    --done $(SWEPT) $(if $(PART),--part $(PART))
+	    --done=$(SWEPT) $(if $(PART),--part=$(PART))
 	@rm -f $(SWEPT)
 
 test-all-pythons:
