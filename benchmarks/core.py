@@ -27,6 +27,7 @@ from typing import Final
 import anyio
 
 from turnkeeper.actors import (
+    Agent,
     Conversation,
     Conversations,
     Event,
@@ -310,7 +311,9 @@ async def _stored(lengths: Sequence[int], rounds: int) -> list[Measure]:
         beside: Sequence[Spent] = ()
         commits = 0
         for length in lengths:
-            times, beside, commits = await _step(Path(folder), length, rounds * 3)
+            times, beside, commits = await time_turns(
+                answering, Path(folder) / f"step{length}.db", length, rounds * 3
+            )
             steps[length] = sorted(times)[len(times) // 2]
         short, long = lengths[0], lengths[-1]
         flat = [(steps[length], steps[short]) for length in lengths[1:]]
@@ -353,44 +356,43 @@ class RawFile:
         return watch.spent_on_each(times)
 
 
-def less(whole: Spent, part: Spent, times: int) -> Spent:
+def _less(whole: Spent, part: Spent, times: int) -> Spent:
     """Return the time of the whole, less the part's time this many times."""
     assert whole.processor is not None, "this process is measured"
     assert part.processor is not None, "this process is measured"
     return Spent(whole.clock - times * part.clock, whole.processor - times * part.processor)
 
 
-async def _step(
-    folder: Path, length: int, rounds: int
+async def time_turns(
+    by: Agent, path: Path, length: int, rounds: int
 ) -> tuple[Sequence[float], Sequence[Spent], int]:
-    """Time a chat message sent, answered and its turn ended.
+    """Time a chat message sent, answered by this agent, and its turn ended, in a log this long.
 
     Return the times by the clock, the times without those of as many raw commits, which are made
-    right after each step, and the number of commits.
+    right after each turn, and the number of commits.
     """
     passed: list[str] = []
-    path = folder / f"step{length}.db"
     await fill(path, talk(length))
     journal = SQLiteJournal(path, failpoint=passed.append)
-    async with Conversations(answering, journal=journal) as conversations:
+    async with Conversations(by, journal=journal) as conversations:
         conversation = conversations["c"]
-        await _converse(conversation)
-        await snapshot_written(journal, length)
+        await converse(conversation)
+        await _snapshot_written(journal, length)
         passed.clear()
-        await _converse(conversation)
+        await converse(conversation)
         commits = passed.count("committed")
         times, beside = [], []
-        with RawFile.open(folder / f"raw{length}.db") as raw:
+        with RawFile.open(path.with_suffix(".raw")) as raw:
             for _ in range(rounds):
                 watch = Stopwatch()
-                await _converse(conversation)
+                await converse(conversation)
                 spent = watch.spent_on_each(1)
                 times.append(spent.clock)
-                beside.append(less(spent, raw.commit(commits), commits))
+                beside.append(_less(spent, raw.commit(commits), commits))
     return times, beside, commits
 
 
-async def snapshot_written(journal: SQLiteJournal, length: int) -> None:
+async def _snapshot_written(journal: SQLiteJournal, length: int) -> None:
     """Wait for the snapshot to which the first step in a long log leads.
 
     It is written beside the next steps. It would count among their commits, and fall into up to all
@@ -402,7 +404,7 @@ async def snapshot_written(journal: SQLiteJournal, length: int) -> None:
                 await anyio.sleep(0.01)
 
 
-async def _converse(conversation: Conversation) -> None:
+async def converse(conversation: Conversation) -> None:
     turn = await conversation.send("and now?")
     await turn.reply()
 
@@ -568,7 +570,8 @@ async def _as_the_peer(length: int, rounds: int) -> dict[str, float]:
         return sorted(_each(lambda: View.from_events(log), 1) for _ in range(rounds))[rounds // 2]
 
     with tempfile.TemporaryDirectory() as folder:
-        times, _, _ = await _step(Path(folder), length, rounds)
+        path = Path(folder) / f"step{length}.db"
+        times, _, _ = await time_turns(answering, path, length, rounds)
         step = sorted(times)[len(times) // 2]
         path = Path(folder) / "open.db"
         await fill(path, plain)

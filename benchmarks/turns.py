@@ -17,7 +17,6 @@ from time import perf_counter
 import anyio
 
 from turnkeeper.actors import (
-    Conversation,
     Conversations,
     MemoryJournal,
     ModelRequest,
@@ -39,7 +38,6 @@ from ._harness import (
     Measure,
     PeerMissing,
     Spent,
-    Stopwatch,
     by_both,
     costlier,
     faster,
@@ -48,7 +46,7 @@ from ._harness import (
     say,
     skipped,
 )
-from .core import LENGTHS, US, RawFile, fill, less, snapshot_written, talk
+from .core import LENGTHS, US, RawFile, converse, fill, talk, time_turns
 
 MANY = 1_000
 
@@ -162,32 +160,9 @@ async def _steps(lengths: Sequence[int], rounds: int) -> list[Measure]:
 
 async def _turn(folder: Path, length: int, rounds: int) -> tuple[float, Sequence[Spent], int]:
     """Return the median time of a whole turn, the times without its commits, and their number."""
-    passed: list[str] = []
-    path = folder / f"turn{length}.db"
-    await fill(path, talk(length))
-    journal = SQLiteJournal(path, failpoint=passed.append)
     agent = ToolAgent(ScriptedModel(looks_once), [look])
-    async with Conversations(agent, journal=journal) as conversations:
-        conversation = conversations["c"]
-        await _converse(conversation)
-        await snapshot_written(journal, length)
-        passed.clear()
-        await _converse(conversation)
-        commits = passed.count("committed")
-        times, beside = [], []
-        with RawFile.open(folder / f"raw{length}.db") as raw:
-            for _ in range(rounds):
-                watch = Stopwatch()
-                await _converse(conversation)
-                spent = watch.spent_on_each(1)
-                times.append(spent.clock)
-                beside.append(less(spent, raw.commit(commits), commits))
+    times, beside, commits = await time_turns(agent, folder / f"turn{length}.db", length, rounds)
     return sorted(times)[rounds // 2], beside, commits
-
-
-async def _converse(conversation: Conversation) -> None:
-    turn = await conversation.send("and now?")
-    await turn.reply()
 
 
 # --- sending --------------------------------------------------------------------------------------
@@ -254,11 +229,11 @@ async def _many(rounds: int) -> list[Measure]:
                 began = perf_counter()
                 async with anyio.create_task_group() as group:
                     for handle in handles:
-                        group.start_soon(_converse, handle)
+                        group.start_soon(converse, handle)
                 at_once = (perf_counter() - began) / MANY * US
                 began = perf_counter()
                 for handle in handles[:100]:
-                    await _converse(handle)
+                    await converse(handle)
                 pairs.append((at_once, (perf_counter() - began) / 100 * US))
     baseline = "a turn, one after the other"
     return [faster(f"turns_at_once_{MANY}", pairs[1:], baseline=baseline, goal="")]
@@ -330,10 +305,10 @@ async def _answer(length: int, rounds: int) -> float:
         agent = ToolAgent(ScriptedModel(lambda _: "done"))
         async with Conversations(agent, journal=SQLiteJournal(path)) as conversations:
             conversation = conversations["c"]
-            await _converse(conversation)
+            await converse(conversation)
             times = []
             for _ in range(rounds):
                 began = perf_counter()
-                await _converse(conversation)
+                await converse(conversation)
                 times.append((perf_counter() - began) * US)
     return sorted(times)[len(times) // 2]

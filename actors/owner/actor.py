@@ -261,16 +261,14 @@ class ConversationActor(Actor[Command | Query]):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
                     await self._refuse_places(records, seqs)
-                large_bytes = self._working.note_sizes(records)
             else:
-                large_bytes = 0
                 # A write proves that no rival has taken over; without one, the lease has to.
                 if not self._working.state.seq:
                     await self._check_is_empty()
                 self.check_lease()
 
             # 4. Publish, and answer the callers. 5. Start effects.
-            self._publish(batch, large_bytes)
+            self._publish(batch, self._working.note_sizes(records))
             self._start_effects(batch, has_written=bool(records))
         except Exception as error:
             failure = self._lost_or(error)
