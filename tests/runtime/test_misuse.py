@@ -177,6 +177,22 @@ class TestAnotherLoop:
             assert "or outside of its event loop; nothing happened" in str(task.exception())
             home.run(check())
 
+    def test_of_the_same_thread_may_tell_a_busy_actor_which_handles_it_in_its_own(self) -> None:
+        async def start() -> tuple[Runtime, Ref[Any], anyio.Event]:
+            runtime = await Runtime().start()
+            ref = runtime.spawn(Counter, name="counter")
+            return runtime, ref, await block(ref)
+
+        async def go_on() -> None:
+            blocked.set()
+            assert await ref.ask(Get()) == 1
+            await runtime.aclose()
+
+        with asyncio.Runner() as home, closing(asyncio.new_event_loop()) as other:
+            runtime, ref, blocked = home.run(start())
+            other.run_until_complete(ref.tell(Add()))
+            home.run(go_on())
+
 
 USES: dict[str, Callable[[Runtime], object]] = {
     "spawn": lambda runtime: runtime.spawn(Counter, name="counter"),
