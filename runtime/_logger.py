@@ -1,4 +1,4 @@
-"""The logger of both packages: structlog over the standard library, made at its first record."""
+"""The logger of both packages: structlog over the standard library, loaded by the first runtime."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["Logger", "logger"]
+__all__ = ["Logger", "load_structlog", "logger"]
+
+
+def load_structlog() -> None:
+    """Load structlog, which takes longer than loading pydantic: up to 70 ms if rich is installed.
+
+    A runtime does so as it is entered. At the first record, which a server may write after days,
+    the event loop would stand still for it. If it fails, the first record tries again.
+    """
+    with contextlib.suppress(Exception):
+        import structlog  # noqa: F401, PLC0415 - a program that only imports this starts faster
 
 
 class Logger:
     """Logs records with fields, through `logging`, under one name.
 
     A program that configures nothing gets warnings on standard error, and nothing on standard
-    output. structlog is loaded at the first record: loading it takes longer than loading pydantic.
+    output. structlog is loaded by `load_structlog`, or at the first record if nothing called it.
 
     To log never raises. A program's own filters and processors may, and so may loading structlog in
     a process that has no file left to open; an actor, or the runtime, must not end by that. Then
@@ -31,7 +41,7 @@ class Logger:
 
     @cached_property
     def _logger(self) -> FilteringBoundLogger:
-        import structlog  # noqa: PLC0415 - most programs start faster without it
+        import structlog  # noqa: PLC0415 - as above
 
         logger: FilteringBoundLogger = structlog.wrap_logger(self._standard)
         return logger

@@ -40,7 +40,7 @@ from ._cell import Spec
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
 from ._freezing import Freezer
-from ._logger import logger
+from ._logger import load_structlog, logger
 from ._loop_watch import LoopWatch
 from ._mailbox import DEFAULT_MAILBOX, MailboxSettings
 from ._portal import Portal
@@ -300,6 +300,7 @@ class Runtime:
         if self._is_entered:
             raise RuntimeError("a runtime is entered once; make a new one")
         self._is_entered = True
+        load_structlog()
         system = self._system
         system.context = copy_context()
         system.call_soon = thread_caller()

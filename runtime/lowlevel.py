@@ -12,7 +12,7 @@
    `closing_scopes` leaves the cancel scopes that other code has left open.
    `Lateness` counts how late the loop runs what is due.
    `leaves` yields the errors inside a group.
-   `Logger` logs records with fields, without loading structlog before the first.
+   `Logger` logs records with fields.
 3. It does not promise to be pleasant: applications need actors, effects and `ports.blocking`.
 4. All of it belongs to the loop that runs it, except the functions that `thread_caller` and
    `home_check` return, `ThreadCalls.call` and `ThreadOneShot.wait`.
