@@ -137,6 +137,7 @@ def app(
     for part in ROUTERS:
         api.include_router(part, responses=_ERRORS)
     api.include_router(pages)
+    _complete_routes(api)
     api.add_exception_handler(TurnkeeperError, _refused)
     api.add_exception_handler(ProblemRaised, _raised)
     api.add_exception_handler(RequestValidationError, _invalid)
@@ -165,6 +166,13 @@ def app(
         refuses=_may_write if read_only else None,
     )
     return Gateway(api, service, guard)
+
+
+def _complete_routes(api: FastAPI) -> None:
+    """Have FastAPI complete its routes now: at the first request the loop would wait for it."""
+    scope: Scope = {"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []}
+    for route in api.routes:
+        route.matches(scope)
 
 
 _READING_POSTS = re.compile(r".*/v1/conversations/[^/]+/verify")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
+from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import (
     Conversation,
+    Conversations,
     MemoryJournal,
     ModelResponse,
     ScriptedModel,
     ToolAgent,
     ToolCall,
+    gateway,
 )
 from turnkeeper.actors.errors import JournalUnavailable
 from turnkeeper.actors.events import ObservationEvent
@@ -38,6 +42,26 @@ async def refund(order: int) -> str:
 async def world() -> AsyncIterator[World]:
     async with gateway_world() as world:
         yield world
+
+
+async def test_a_gateway_is_complete_before_its_first_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FastAPI completes its routes at the first match, for which the loop stood still for 34 ms."""
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        transport = httpx.ASGITransport(gateway.app(conversations))
+        made: list[object] = []
+        make = TypeAdapter.__init__
+
+        def counted(adapter: TypeAdapter[object], *args: Any, **options: Any) -> None:  # noqa: ANN401 - pydantic's
+            made.append(args)
+            make(adapter, *args, **options)
+
+        monkeypatch.setattr(TypeAdapter, "__init__", counted)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            assert (await http.get("/v1/conversations")).status_code == 200
+            assert (await http.get("/nowhere")).status_code == 404
+        assert made == []
 
 
 async def test_the_state_at_a_seq_is_that_of_the_library(world: World) -> None:
