@@ -9,6 +9,8 @@ conversations that were read last. It promises:
 3. The snapshots of a conversation take at most `SNAPSHOT_BYTES_MAX`: beyond that, every second one
    is dropped, and new ones are kept at twice the distance.
 
+Other tasks run after each slice of the work: one long log does not hold up the other requests.
+
 A conversation that was deleted and begun again has a different log. So each request reads the event
 at the snapshot's seq again, and drops everything if a different event is there.
 """
@@ -20,12 +22,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+import anyio
+
 from ..conversations.conversations import Conversations
 from ..core.records import decode_record
+from ..core.snapshots import SLICE_EVENTS
 from ..core.state import Folded
 from ..errors import ConversationDeleted, CorruptLog, InvalidInput
 from ..events import LoggedEvent
 from ..journal import READ_PAGE, Journal, Snapshot, StoredRecord
+from ..owner.loading import in_slices
 from .outline import Outline
 
 __all__ = ["Damage", "Histories", "LogRows", "decoded"]
@@ -121,9 +127,10 @@ class _Kept:
     """The state that was asked for last, and the id of the event at its seq. Never changed."""
     outline: Outline = field(default_factory=Outline)
 
-    def keep(self, state: Folded, event_id: str) -> None:
-        snapshot = state.to_snapshot()
-        self.snapshots[state.seq] = (snapshot, event_id)
+    def keep(self, snapshot: Snapshot, event_id: str) -> None:
+        if snapshot.seq in self.snapshots:
+            return  # another request has kept one meanwhile
+        self.snapshots[snapshot.seq] = (snapshot, event_id)
         self.bytes += len(snapshot.payload)
         while self.bytes > SNAPSHOT_BYTES_MAX and len(self.snapshots) > 1:
             self.every *= 2
@@ -192,7 +199,7 @@ class Histories:
         if snapshot is not None:
             restored = None
             if await self._event_id(conversation_id, own) == own_id:
-                restored = Folded.from_snapshot(snapshot)
+                restored = await in_slices(Folded.restoring(snapshot))
             if restored is None:
                 # Another request may have found the same meanwhile, and begun anew.
                 if self._kept.get(conversation_id) is kept:
@@ -205,10 +212,12 @@ class Histories:
                 raise CorruptLog(conversation_id, page.seq, page.found)
             for record in page:
                 state.fold(decode_record(conversation_id, record).event)
+                if state.seq % SLICE_EVENTS == 0:
+                    await anyio.lowlevel.checkpoint()
                 if state.seq % kept.every == 0 and state.seq not in kept.snapshots:
                     if not state.end_watch():
                         return None
-                    kept.keep(state, record.event_id)
+                    kept.keep(await in_slices(state.writing_snapshot()), record.event_id)
                     state.watch()
         return state if state.seq == seq and state.end_watch() else None
 
@@ -230,6 +239,8 @@ class Histories:
                 # Another request may have folded this record into the same outline meanwhile.
                 if found.seq == outline.head + 1:
                     self._fold(conversation_id, outline, found)
+                    if found.seq % SLICE_EVENTS == 0:
+                        await anyio.lowlevel.checkpoint()
         return outline
 
     @staticmethod

@@ -15,6 +15,8 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent
 from tests.browser.stories import BEGAN, Story, refund_story, research_story, team_story
 from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, gateway
+from turnkeeper.actors.core import snapshots
+from turnkeeper.actors.core.snapshots import SLICE_EVENTS
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.errors import CorruptLog
 from turnkeeper.actors.gateway import history
@@ -69,10 +71,44 @@ async def test_a_state_from_a_snapshot_that_is_kept_is_that_of_the_log(
 
         one = kept.bytes // 2
         monkeypatch.setattr(history, "SNAPSHOT_BYTES_MAX", one)
-        kept.keep(folded_at(story, 640), story.events[639].id)
+        kept.keep(folded_at(story, 640).to_snapshot(), story.events[639].id)
         assert list(kept.snapshots) == [512]
         assert kept.every == 512
         assert kept.bytes == len(kept.snapshots[512][0].payload)
+
+
+async def test_a_long_log_is_read_in_slices_between_which_other_tasks_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Folded, and written as snapshots, in one go, it held up every conversation of the process."""
+    story = team_story(90)
+    folded: list[int] = [0]
+
+    def counting(place: object, name: str) -> None:
+        real = getattr(place, name)
+
+        def counted(*args: object, **options: object) -> object:
+            folded[-1] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(place, name, counted)
+
+    async def note_turns() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            folded.append(0)
+
+    async with reading(MemoryJournal(), story) as (_, app), anyio.create_task_group() as group:
+        counting(history, "decode_record")
+        counting(history.Outline, "fold")
+        counting(snapshots, "encode_event")
+        group.start_soon(note_turns)
+        await app._service.histories.at(story.name, 512)
+        await app._service.histories.outline(story.name)
+        group.cancel_scope.cancel()
+    assert sum(folded) > 512 + len(story.events)
+    # Each event of a slice is decoded and folded, and trio may run two slices between two turns.
+    assert max(folded) <= 4 * SLICE_EVENTS
 
 
 async def test_a_log_that_was_begun_again_under_its_name_is_another_one() -> None:
