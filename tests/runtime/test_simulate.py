@@ -21,6 +21,7 @@ import trio
 import trio.testing
 
 from turnkeeper.runtime import Runtime
+from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import (
     Backend,
     Node,
@@ -430,6 +431,43 @@ def test_a_call_leaves_nothing_in_the_context_of_the_next_one(backend: Backend) 
     assert found == ["nobody"] * 4 + ["the caller"]
     assert tasks[0] == tasks[1] == tasks[2]
     assert len(set(tasks)) == 3
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_each_call_in_a_task_that_takes_several_has_a_priority_of_its_own(backend: Backend) -> None:
+    """Otherwise, under the policy `pct`, a task would win against another in each call, or none."""
+    runs: list[list[str]] = []
+
+    async def world(simulation: Simulation) -> None:
+        simulation.scheduler._changes = set()  # they, too, would let another task win
+        tasks: set[int] = set()
+        order: list[str] = []
+        gate: OneShot[None] = OneShot()
+
+        async def arrive() -> None:
+            tasks.add(anyio.get_current_task().id)
+            order.append("call")
+
+        async def rival() -> None:
+            nonlocal gate
+            while True:
+                await gate.wait()
+                gate = OneShot()
+                order.append("rival")
+
+        node = simulation.start("n", _forever)
+        simulation.start_soon(rival)
+        await anyio.sleep(1.0)
+        for _ in range(6):
+            gate.set(None)
+            await node.call(arrive)
+            await anyio.sleep(1.0)
+        assert len(tasks) == 1, "one task takes all calls"
+        runs.append(order[::2])
+
+    for seed in range(10):
+        simulate(world, seed=seed, policy="pct", backend=backend).check()
+    assert any(len(set(first)) == 2 for first in runs)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
