@@ -81,7 +81,7 @@ class Worker:
     __slots__ = ("_leave_scopes", "_pool", "_scope", "bell", "job")
 
     bell: Bell
-    """Rung when a parked worker is made the dispatcher."""
+    """Rung when a parked worker is made the dispatcher, or has to end."""
     _leave_scopes: Callable[[str], None]
     """Leaves the scopes inside `_scope`; set each time that one is entered."""
 
@@ -177,6 +177,8 @@ class Worker:
                 if self in parked:  # it was not elected meanwhile
                     parked.remove(self)
                 raise
+            if pool.dispatcher is not self:
+                return  # it was not elected: the pool is closed
             pool.tells = 0
 
     def _let_go(self, job: Job, *, again: bool) -> None:
@@ -327,10 +329,15 @@ class Pool:
                 self.elect()
 
     def close(self) -> None:
-        """Cancel all workers, with the jobs that they run."""
+        """Cancel all workers, with the jobs that they run; those that are parked just end."""
         self.is_closed = True
-        for worker in tuple(self.workers):
-            worker.kill()
+        parked = tuple(self.parked)
+        self.parked.clear()
+        for worker in parked:
+            worker.bell.ring()
+        for each in tuple(self.workers):
+            if each not in parked:
+                each.kill()
         for shield in tuple(self._shields):
             shield.cancel()
 

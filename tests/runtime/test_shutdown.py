@@ -399,3 +399,15 @@ def test_an_actor_that_was_stuck_for_a_while_leaves_no_task_of_the_runtime_behin
         run = simulate(world, seed=seed, backend=backend, policy="pct")
         run.check()
         assert run.marks["stuck"]
+
+
+async def test_a_worker_that_waits_for_a_job_is_not_cancelled_when_the_runtime_is_left() -> None:
+    """It just ends: a cancellation takes several times as long."""
+    async with Runtime() as runtime:
+        counter = runtime.spawn(Counter, name="counter")
+        await counter.ask(Get())
+        await settle()
+        (parked,) = runtime._system.pool.parked
+
+    assert not parked.is_killed
+    assert not runtime._system.pool.workers
