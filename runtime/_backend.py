@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import cache, partial
 from threading import get_ident
 from typing import (
     TYPE_CHECKING,
@@ -470,17 +470,23 @@ class _TrioBell:
                 del outcome  # the error's traceback refers to this frame
 
 
+@cache
+def _woken() -> object:
+    """Return the outcome that trio sends to a task that was woken; one serves all."""
+    from outcome import Value  # noqa: PLC0415 - comes with trio, which not all have
+
+    return Value(None)
+
+
 class _TrioPlace:
     """A trio task that waits at a bell. The bell's message refers to it, and not the reverse."""
 
     __slots__ = ("_lowlevel", "is_waiting", "reschedule", "task", "woken")
 
     def __init__(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio's
-        from outcome import Value  # noqa: PLC0415 - comes with trio, which not all have
-
         self._lowlevel = lowlevel
         self.reschedule: Callable[[object, object], object] = lowlevel.reschedule
-        self.woken = Value(None)
+        self.woken = _woken()
         self.is_waiting = False
         self.task: object = None
 
