@@ -171,7 +171,8 @@ class _Worker:
         self.scope = scope
         self.answer = answer  # Any: each call has its own kind
         """The answer of the call that it makes, or has made."""
-        self.next: OneShot[Callable[[], Awaitable[object]]] = OneShot()
+        self.next: OneShot[Callable[[], Awaitable[object]] | None] = OneShot()
+        """The next call; None if there will be none."""
 
 
 class Node:
@@ -353,7 +354,10 @@ class Node:
                     self._simulation.scheduler.renew()
                     worker.next = OneShot()
                     self._idle.append(worker)
-                    function = await worker.next.wait()
+                    more = await worker.next.wait()
+                    if more is None:
+                        return
+                    function = more
         finally:
             if worker in self._idle:
                 self._idle.remove(worker)
@@ -385,6 +389,9 @@ class Node:
                     try:
                         await main(self)
                     finally:
+                        idle, self._idle = self._idle, []
+                        for worker in idle:  # to cancel them costs more
+                            worker.next.set(None)
                         self._tasks.cancel_scope.cancel()
         except* Exception as errors:  # noqa: BLE001 - carried to the world
             # A process that ends with a traceback; a cancellation beside it goes on.
