@@ -648,7 +648,7 @@ class Conversation:
                 waiting = None
                 if isinstance(first, MessageQueuedEvent):
                     waiting = (first, (await self.at(sent.seq - 1)).turns)
-                return first_reply(replace(sent, event_id=first.id), before, waiting)
+                return first_reply(sent, first.id, before, waiting)
         except (ConversationNotFound, InvalidInput):
             pass
         return sent  # the log has been deleted since, and perhaps begun anew

@@ -145,10 +145,11 @@ class ListedFold:
 
 def _is_chat(event: Event) -> TypeGuard[UserMessageEvent | AgentMessageEvent]:
     """True if the event is a message that a user or the agent wrote."""
-    if event.kind == "user_message":
-        assert isinstance(event, UserMessageEvent), event.kind
+    kind = event.kind
+    if kind == "user_message":
+        assert isinstance(event, UserMessageEvent), kind
         return not event.is_reminder
-    return event.kind == "agent_message"
+    return kind == "agent_message"
 
 
 def _microseconds(event: Event) -> int:

@@ -231,12 +231,16 @@ def _find_carried(draft: Draft, event_id: str | None) -> LoggedEvent | None:
 
 
 def first_reply(
-    sent: Sent, before: Iterable[Event], waiting: tuple[MessageQueuedEvent, TurnTable] | None
+    sent: Sent,
+    event_id: str,
+    before: Iterable[Event],
+    waiting: tuple[MessageQueuedEvent, TurnTable] | None,
 ) -> Sent:
     """Return the reply that the first `Send` of a chat message got, read from the log.
 
-    `before`: the events just before the first one with its message id, as far back as their commit
-    goes. `waiting`: that first event, if the message had to wait, and the turn table before it.
+    `event_id`: the first event with its message id. `before`: the events just before that, as far
+    back as their commit goes. `waiting`: that first event, if the message had to wait, and the turn
+    table before it.
     """
     ends = {f"{how} by chat message {sent.message_id}" for how in _CUTS}
     overlapped: OnOverlap | None = None
@@ -244,11 +248,11 @@ def first_reply(
         if isinstance(event, TurnEndedEvent) and event.detail in ends:
             overlapped = "rollback" if event.outcome == "rolled_back" else "interrupt"
     if waiting is None:
-        return replace(sent, overlapped=overlapped)
+        return replace(sent, event_id=event_id, overlapped=overlapped)
     message, turns = waiting
     if turns.running is not None:
         overlapped = "steer" if message.steers == turns.running.turn_id else "queue"
-    return replace(sent, overlapped=overlapped, waits_for=turns.waits_for)
+    return replace(sent, event_id=event_id, overlapped=overlapped, waits_for=turns.waits_for)
 
 
 _CUTS = ("interrupted", "rolled back", "replaced")

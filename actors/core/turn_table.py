@@ -229,9 +229,9 @@ class TurnTable:
         match event.kind:
             case "user_message":
                 assert isinstance(event, UserMessageEvent), event.kind
-                if event.message_id is not None:
-                    self._queued.pop(event.message_id, None)
-                    self._know(event.message_id, event, seq, known_max)
+                if (message_id := event.message_id) is not None:
+                    self._queued.pop(message_id, None)
+                    self._know(message_id, event, seq, known_max)
                 running = self.running
                 if running is None or running.turn_id != event.turn_id:
                     return
