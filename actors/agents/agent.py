@@ -13,6 +13,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..errors import InvalidInput
@@ -21,7 +22,7 @@ from ..values.type_names import a_type
 if TYPE_CHECKING:
     from .turn_context import TurnContext
 
-__all__ = ["Agent", "FunctionAgent", "agent"]
+__all__ = ["Agent", "FunctionAgent", "agent", "is_agent"]
 
 
 class Agent(Protocol):
@@ -32,6 +33,23 @@ class Agent(Protocol):
 
     async def run(self, turn: TurnContext) -> None:
         """Answer `turn.message`. Returning ends the turn; raising fails it."""
+
+
+def is_agent(value: object) -> bool:
+    """Return whether this object has a `run` that can be called with a turn alone.
+
+    A `Tool`, a class and a module such as anyio have a `run`, too, but not such a one.
+    """
+    run = getattr(value, "run", None)
+    if not callable(run) or isinstance(value, type | ModuleType):
+        return False
+    try:
+        inspect.signature(run).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # it is written in C, and has no signature
+    return True
 
 
 AgentFunction: TypeAlias = Callable[["TurnContext"], Awaitable[str | None] | AsyncGenerator[str]]

@@ -33,6 +33,7 @@ import typer
 
 from turnkeeper.runtime import TurnkeeperError
 
+from ..agents.agent import is_agent
 from ..errors import JournalRefused, JournalUnavailable
 from ..owner.draining import check_drain
 from ._asking import SCHEMA, Schema, refuse_parameters, refuse_schema
@@ -443,15 +444,11 @@ def _load_agent(place: str) -> Agent:
     found: Agent | FunctionType | None = getattr(module, attribute, None)
     if isinstance(found, FunctionType):
         fail(UNUSABLE, f"{place} is a plain function; write @agent above its `async def`")
-    if found is None or not _is_agent(found):
-        known = [one for one, value in vars(module).items() if _is_agent(value)]
+    if found is None or not is_agent(found):
+        known = [one for one, value in vars(module).items() if is_agent(value)]
         said = f"it has {', '.join(known)}" if known else "it has no agents; make one with @agent"
         fail(UNUSABLE, f"{name} has no agent named {attribute}; {said}")
     return found
-
-
-def _is_agent(value: object) -> bool:
-    return callable(getattr(value, "run", None)) and not isinstance(value, type | ModuleType)
 
 
 def _load_module(name: str) -> ModuleType:

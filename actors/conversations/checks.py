@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sys import float_info
 from typing import Final, get_args
 
-from ..agents.agent import Agent
+from ..agents.agent import Agent, is_agent
 from ..core.commands import check_overlap
 from ..core.condensation import Condenser
 from ..core.limits import Limits
@@ -116,9 +116,9 @@ def _check_condenser(condenser: Condenser | None) -> None:
 
 
 def check_agent(agent: Agent) -> None:
-    """Raise `InvalidInput` unless this is an object that can be run."""
+    """Raise `InvalidInput` unless this is an object with `async run(turn)`."""
     refuse_class("agent", agent)
-    if not callable(getattr(agent, "run", None)):
+    if not is_agent(agent):
         raise InvalidInput(
             f"an agent needs a method `async run(turn)`, and {agent!r} has none; use @agent to "
             "make one of a function"

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.actors.conversations.worlds import log_of, verified
-from turnkeeper.actors import MemoryJournal, TurnContext, agent
+from turnkeeper.actors import Conversations, MemoryJournal, TurnContext, agent, tool
 from turnkeeper.actors.errors import InvalidInput
 
 pytestmark = pytest.mark.anyio
@@ -103,3 +103,14 @@ def test_a_function_that_cannot_be_called_with_a_turn_alone_is_no_agent() -> Non
 def test_a_function_that_is_not_async_is_no_agent() -> None:
     with pytest.raises(InvalidInput, match="@agent takes an `async def`"):
         agent(lambda turn: turn)  # type: ignore[arg-type, return-value]  # that is the case
+
+
+def test_a_tool_is_no_agent_though_it_has_a_run_method() -> None:
+    """Its `run` takes more than the turn: it was accepted, and each turn failed."""
+
+    @tool
+    async def look_up(order: int) -> str:
+        return str(order)
+
+    with pytest.raises(InvalidInput, match=r"needs a method `async run\(turn\)`, and .* has none"):
+        Conversations(look_up, journal=MemoryJournal())  # type: ignore[arg-type]  # that is the case

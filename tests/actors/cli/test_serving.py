@@ -77,7 +77,8 @@ def test_a_module_without_that_agent_is_told_with_those_that_it_has(
     module = tmp_path / "two_agents.py"
     module.write_text(
         "import anyio\n"  # a module, which has a `run` too
-        "from turnkeeper import ToolAgent, agent\n"
+        "from turnkeeper import ToolAgent, agent, tool\n"
+        "@tool\nasync def look_up(order: int) -> str: ...\n"  # and so has a tool
         "@agent\nasync def support(turn): ...\n"
         "@agent\nasync def sales(turn): ...\n"
     )
