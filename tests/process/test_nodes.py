@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import postgres
+from tests.test_tutorials import free_port
 from turnkeeper.actors.cli._app import app
 
 from .command import COMMAND, first_line
@@ -127,6 +130,65 @@ def said(log: list[dict[str, object]]) -> list[str]:
         elif event["kind"] == "turn_ended":
             found.append(event["outcome"])
     return found
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "machines.md"
+PROGRAM = re.compile(r'^```python title="machine.py"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+@contextmanager
+def application(folder: Path) -> Iterator[Machine]:
+    """Run the program of the page in the folder, until it has both listeners."""
+    port, url = free_port(), f"http://127.0.0.1:{free_port()}"
+    environment = {**os.environ, "DATABASE_URL": postgres.conninfo(), "NODE_ADDRESS": url}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "machine:application", f"--port={port}", "--ws=none"],
+        cwd=folder,
+        env={**environment, "PYTHONSAFEPATH": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        listening: set[str] = set()
+        lines: list[str] = []
+        while len(listening) < 2:
+            lines.append(first_line(process))
+            listening.update(re.findall(r"running on (http://\S+)", lines[-1]))
+        assert listening == {f"http://127.0.0.1:{port}", url}, lines
+        yield Machine(process, f"http://127.0.0.1:{port}/chat")
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_the_application_of_the_page_forwards_and_hands_over_when_it_is_told_to_stop(
+    tmp_path: Path,
+) -> None:
+    found = PROGRAM.search(PAGE.read_text())
+    assert found is not None
+    (tmp_path / "support.py").write_text(AGENT)
+    (tmp_path / "node.keys").write_text("k" * 64 + "\n")
+    with postgres.schema() as schema, ExitStack() as stack:
+        program = found[1].replace(
+            "address=address)\nconv", f"address=address, schema={schema!r})\nconv"
+        )
+        (tmp_path / "machine.py").write_text(program)
+        first, second = (stack.enter_context(application(tmp_path)) for _ in range(2))
+        assert first.send("one", "m1", Prefer="wait=30").json()["end"]["reply"] == "a(one)"
+        assert second.send("two", "m2", Prefer="wait=30").json()["end"]["reply"] == "a(two)"
+
+        first.process.terminate()
+        first.process.wait(BOUND_S)
+
+        reply = second.send("three", "m3", Prefer="wait=30")
+        assert reply.json()["end"]["reply"] == "a(three)", "it waited for the first one's lease"
+        assert said(second.log()) == [
+            *("one", "a(one)", "completed"),
+            *("two", "a(two)", "completed"),
+            *("three", "a(three)", "completed"),
+        ]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
