@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 class Actor(Generic[M]):
-    """The base of all actors. Write `receive`, as `def` or as `async def`, or `receive_batch`.
+    """The base class of actors. Write `receive`, as `def` or as `async def`, or `receive_batch`.
 
     If the actor is at rest, an ask runs a `def` in the asker's own stack, which saves two switches
     of tasks. A `def` that has to wait returns a coroutine, which then runs in a task of the
     runtime.
 
-    The return value of `receive` is the reply. If it raises `Refused`, that is an answer. Any other
-    error is a failure: the supervisor decides about the actor, and the asker gets `ActorFailed`, or
-    the error itself if it is one of the five kinds (`turnkeeper.runtime.errors`).
+    The return value of `receive` is the reply. A `Refused` that it raises is an answer, too. Any
+    other error is a failure: the supervisor decides about the actor, and the asker gets
+    `ActorFailed`, or the error itself if it is one of the five kinds (`turnkeeper.runtime.errors`).
     """
 
     # A subclass may have slots too: then its actors at rest have no dict.
@@ -62,16 +62,16 @@ class Actor(Generic[M]):
     def context(self) -> ActorContext:
         """The actor's access to the runtime, from `on_start` on.
 
-        It is made for each use. One that stayed would be one more object of each actor at rest for
-        the garbage collector to look at.
+        Each use makes a new object. If it were stored, each idle actor would have one more object
+        for the garbage collector to visit.
         """
         return ActorContext(self._turnkeeper_life)
 
     def receive(self, message: M) -> object:
         """Handle one message and return the reply.
 
-        The class says which errors are answers. A handler that still runs `stop_s` seconds after
-        the actor was told to stop is cancelled.
+        The docstring of `Actor` says which errors count as answers. A handler that still runs
+        `stop_s` seconds after the actor was told to stop is cancelled.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither receive nor receive_batch")
 

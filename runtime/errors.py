@@ -16,23 +16,23 @@ from __future__ import annotations
 
 
 class TurnkeeperError(Exception):
-    """The root of all five kinds; catch one of the kinds, not this."""
+    """The base class of the five kinds of errors; catch one of the kinds, not this."""
 
 
 class Refused(TurnkeeperError):
-    """The request is not acceptable as it is; nothing happened."""
+    """The request cannot be accepted as it is; nothing happened: change it, or try later."""
 
 
 class OwnershipLost(TurnkeeperError):
-    """Another owner holds a newer epoch; nothing happened here."""
+    """Another owner has a newer epoch; nothing happened here: find that owner, or try again."""
 
 
 class Unavailable(TurnkeeperError):
-    """It cannot be done now; nothing happened, and the same request may be sent again."""
+    """The request cannot be carried out now; nothing happened: send it again under the same id."""
 
 
 class OutcomeUnknown(TurnkeeperError):
-    """It may have happened; send again under the same id, or read back."""
+    """The request may have been carried out; send it again under the same id, or read the log."""
 
 
 class InvariantViolation(TurnkeeperError):

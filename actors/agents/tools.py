@@ -285,13 +285,13 @@ def tool(
     idempotent: bool = False,
     risk: Risk | FindRisk | None = None,
 ) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
-    """Make a tool of a typed function; if there is nothing to set, the plain function will do.
+    """Make a tool of a typed function. A function without settings is a tool as it is.
 
     The docstring describes the tool, and `Annotated[int, Field(description=...)]` describes a
     parameter. `timeout_s`: seconds until the model is told that the call took too long.
     `idempotent`: the same call may run twice, so a call left open by a crash runs again.
     `risk`: "low", "medium" or "high", or a function of the arguments that returns one of them; it
-    is logged with each call, and `ConfirmRisky` asks by it.
+    is logged with each call, and `ConfirmRisky` decides by it whether to ask the user.
     """
     make = partial(FunctionTool[P, R_co], timeout_s=timeout_s, idempotent=idempotent, risk=risk)
     return make if function is None else make(function)

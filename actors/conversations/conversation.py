@@ -145,7 +145,7 @@ class Conversation:
         files: Sequence[FileContent] = (),
         event_id: str | None = None,
     ) -> Turn:
-        """Put a chat message into the conversation; it is durable when this returns.
+        """Send a chat message to the conversation; it is durable when this returns.
 
         Sending it again under its `message_id` writes nothing and returns the same turn, with the
         same `overlapped` and `waits_for`. So after `OutcomeUnknown` or a cancellation, send it
@@ -347,12 +347,12 @@ class Conversation:
     def follow(self, *, after: int = 0) -> Follower:
         """Iterate over live `events` from `after` on, with pieces of answers between them.
 
-        For a user interface that shows a conversation. Pieces come live, from an owner in this
-        process, or in another one that this process can ask (`turnkeeper.actors.gateway.Node`). The
-        first piece of an answer has all that was said of it so far, and a task that falls behind
-        gets the pieces it missed as one. The event that carries an answer replaces its pieces, even
-        if some of them did not arrive (`is_short_of`). Iterate it from one task; cancelling its
-        wait loses nothing.
+        Use it in a user interface that shows a conversation. Pieces come live, from an owner in
+        this process, or in another one that this process can ask
+        (`turnkeeper.actors.gateway.Node`). The first piece that a reader gets of an answer has all
+        that was said of it so far, and a reader that falls behind gets the pieces it missed as one.
+        The event that carries an answer replaces its pieces, even if some of them did not arrive
+        (`is_short_of`). Iterate it from one task; cancelling its wait loses nothing.
         """
         _check_after(after)
         return Follower(
@@ -437,7 +437,7 @@ class Conversation:
     # --- events by hand --------------------------------------------------------------------------
 
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
-        """Put one event into the log, if admission lets it; no turn starts.
+        """Append one event to the log, if admission accepts it; no turn starts.
 
         Appending the same event again writes nothing and returns `Duplicate`; so repeat it after
         `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; the event
@@ -446,20 +446,20 @@ class Conversation:
 
         With `park`, a tool result that comes before its tool call waits in memory for at most
         `park_s` seconds, and `append` does not return until the result is in the log. It raises
-        `ResultNotKept` if the owner stops first. The same result appended again, with `park` or
-        without, waits with the first one; it raises `OutcomeUnknown` if too many wait for it.
+        `ResultNotKept` if the owner stops first. If the same result is appended again meanwhile,
+        with `park` or without, that call waits, too; it raises `OutcomeUnknown` if too many wait.
         """
         return await self._ask(Append(event, park, expected=self._expected))
 
     async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
-        """Put several events into the log in one commit, if admission lets all of them.
+        """Append several events to the log in one commit, if admission accepts all of them.
 
-        For events that belong together, which may include retractions; otherwise as `append`. A
-        chat message here must have no `message_id`. Appending the same events again writes nothing
-        and returns `Duplicate`. Returns the seq of the last event; without events, the end of the
-        log as its owner in this process knows it. Raises `EventIdConflict` if the log has only some
-        of the events, or has them in another order. If one of them is parked, the call waits until
-        that is decided.
+        Use it for events that belong together, retractions among them; all else is as in `append`.
+        A chat message here must have no `message_id`. Appending the same events again writes
+        nothing and returns `Duplicate`. Returns the seq of the last event; without events, the end
+        of the log as its owner in this process knows it. Raises `EventIdConflict` if the log has
+        only some of the events, or has them in another order. If one of them is parked already, the
+        call waits until that one is in the log or dropped.
         """
         return await self._ask(AppendAll(tuple(events), expected=self._expected))
 
@@ -487,7 +487,7 @@ class Conversation:
         owner: str | None = None,
         change_id: str | None = None,
     ) -> Appended | Duplicate:
-        """Change the title, the labels, or the user whose conversation it is; also during a turn.
+        """Change the title, the labels, or the user of the conversation; also during a turn.
 
         Arguments that are left out change nothing. An empty title or owner clears it; a label of
         None is removed, and labels that are not named stay. The model sees none of this. A second
@@ -505,8 +505,8 @@ class Conversation:
     ) -> Conversation:
         """Begin another conversation with this one's log up to the seq `at`, or to its end.
 
-        The fork has the title and the labels that this conversation had at that seq. `owner` is the
-        user whose conversation the fork is; without it, the fork has none. The log is shared and
+        The fork has the title and the labels that this conversation had at that seq. `owner`: the
+        user to whom the fork belongs; without it, it belongs to none. The log is shared and
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
         answered as not run; queued chat messages stay here. If the conversation was paused at that
         seq and no turn ran, the fork begins paused, and `resume` on the fork ends that. This
@@ -575,7 +575,7 @@ class Conversation:
         The conversation's owner checks this when it decides a command, so nothing can change in
         between. Calls that only read the log check nothing; for those, call `check_user`.
 
-        `owner`: the user whose conversation it must be, else `NotYours`. A command that begins the
+        `owner`: the user to whom it must belong, else `NotYours`. A command that begins the
         conversation gives it to this user, in its first commit. `exists`: a command must not begin
         the conversation, else `ConversationNotFound`. `seq` and `event_id`: the log must have this
         event at this seq, else `NotThisLog`. `behalf`: the principal for whom the commands are

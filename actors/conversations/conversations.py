@@ -162,13 +162,13 @@ class Conversations:
 
         After a crash:
         `recover`: "on_enter" opens the conversations that crashed processes left unfinished, on
-        entering and from then on; "on_message" leaves each as it is until its next message, for
-        which a turn that is awaited in another process waits too.
+        entering and from then on; "on_message" leaves each as it is until its next message, and a
+        process that awaits a turn of it waits until then, too.
         `recover_every_s`: the seconds between two searches for such conversations, give or take a
-        quarter; by default as long as `PostgresJournal`'s lease. `recover_max`: how many are
-        opened at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"
-        continues it if the agent is resumable, as a `ToolAgent` is and a function under `@agent` is
-        not, and runs a tool again only if it is declared idempotent.
+        quarter; the default is the same as that of `PostgresJournal(lease_s=…)`. `recover_max`: how
+        many are opened at once. `unfinished`: "end" ends a turn that was cut off, as interrupted;
+        "resume" continues it if the agent is resumable, as a `ToolAgent` is and a function under
+        `@agent` is not, and runs a tool again only if it is declared idempotent.
 
         Resources:
         `runtime`: the runtime to run in; by default a new one, which ends with these
@@ -415,7 +415,7 @@ class Conversations:
             watcher.opened(self._runtime)
 
     def join(self, nodes: OtherNodes) -> ThisNode:
-        """From now on, send a command through `nodes` if another process owns its conversation.
+        """Send commands through `nodes` from now on if another process owns their conversation.
 
         Transports call this; `turnkeeper.actors.gateway.Node` is the one over HTTP. Returns the
         object through which the transport passes on what other processes ask of this one.
@@ -461,10 +461,10 @@ class Conversations:
     ) -> ConversationPage:
         """Return a page of the conversations in the journal, without opening them.
 
-        `prefix`: how their ids begin. `owner`: the user they belong to. `status`: the agent's
-        status, in lower case. `label`: a name and its value. `order`: by id; by creation, the
-        oldest first; or by activity, the newest first. For the next page, give the same filters and
-        this page's `cursor`.
+        `prefix`: the beginning of their ids. `owner`: the user to whom they belong. `status`: the
+        agent's status, in lower case. `label`: a name and its value. `order`: by id; by creation,
+        the oldest first; or by activity, the newest first. For the next page, give the same filters
+        and this page's `cursor`.
 
         However many conversations there are, a page takes the same time if it is filtered by
         owner, or by owner and a label or a status (other than "idle" and "finished"). With other
@@ -499,9 +499,9 @@ class Conversations:
         """Return a page of the chat messages that have all of these words, the newest first.
 
         Case and accents do not matter. With a `*` at the end, the last word stands for all words
-        that begin with it. `owner`: the user the conversations belong to. `prefix`: how their ids
-        begin. `label`: a name and its value. For the next page, give the same arguments and this
-        page's `cursor`.
+        that begin with it. `owner`: the user to whom the conversations belong. `prefix`: the
+        beginning of their ids. `label`: a name and its value. For the next page, give the same
+        arguments and this page's `cursor`.
 
         The journal indexes a little later than it writes; a page has everything written before its
         `complete_to`. With a label, or a prefix other than a whole folder (`alice:`), a page looks
@@ -543,14 +543,15 @@ class Conversations:
         From now on no turn starts here. A chat message is durably queued for the next owner, or
         refused with `Draining`, as `messages` says. Conversations without a running turn are
         released first. With `unfinished="resume"`, the turn of a resumable agent stops before its
-        next step, and continues in the next process. Other turns have until the end of the grace.
-        Those that still run then are interrupted, and the text said so far is kept; with
+        next step, and continues in the next process. Other turns may go on until the grace period
+        ends. Those that still run then are interrupted, and the text said so far is kept; with
         `unfinished="resume"`, a resumable agent is cancelled instead, nothing is written, and the
-        next owner asks the model again. During the grace, confirmations, interrupts and reads work
-        as always. After it every message is refused with `Draining`, and the readers end.
+        next owner asks the model again. During the grace period, confirmations, interrupts and
+        reads work as always. After it, every message is refused with `Draining`, and readers end.
 
         A drain cannot be undone: leave the block, and open the journal again. A second call can
-        only shorten the grace. Cancelling it leaves the conversations draining; call it again.
+        only shorten the grace period. Cancelling it leaves the conversations draining; call it
+        again.
         """
         from ..owner.draining import check_drain, hand_over
 
@@ -574,7 +575,7 @@ class Conversations:
     ) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.
 
-        `owner`: the user whose conversation it must be, else `NotYours`. `seq` and `event_id`: its
+        `owner`: the user to whom it must belong, else `NotYours`. `seq` and `event_id`: its
         log must have this event at this seq, else `NotThisLog`; so a call that is made again never
         deletes a conversation that was begun meanwhile. `behalf`: the principal for whom it is
         deleted, as in `Conversation.expecting`.

@@ -58,7 +58,11 @@ _WATCHED_KINDS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """How a turn ended, and the last message that the agent said in it."""
+    """How a turn ended.
+
+    `reply`: the last message that the agent said in the turn; empty if there is none. `detail`:
+    why the turn did not complete; if it failed, this begins with the name of the error.
+    """
 
     outcome: Literal["completed", "interrupted", "failed", "rolled_back", "withdrawn"]
     reply: str
@@ -297,7 +301,7 @@ class Turn:
         """The id of the turn, as it was known when the chat message was sent or looked up.
 
         It may change as long as the chat message waits: the message may join another turn, or wait
-        again under another id. `conversation.turn(message_id)` looks up the present one.
+        again under another id. `conversation.turn(message_id)` looks up the current one.
         """
         return self._sent.turn_id
 

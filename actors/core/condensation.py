@@ -211,10 +211,10 @@ class _TokenTotals:
 class RollingCondenser:
     """Keeps the first events and the newest, and forgets the middle.
 
-    The need is hard if a condensation was requested, or if the view has more than `max_tokens`
-    tokens (None: no limit). It is soft if the view has more than `max_size` events. The first
-    `keep_first` events stay, and as many of the newest as fill about half the limit. With a soft
-    need, nothing is forgotten if that would be less than the share `minimum_progress` of the
+    The need is hard, and turns wait, if a condensation was requested, or if the view has more than
+    `max_tokens` tokens (None: no limit). It is soft if the view has more than `max_size` events.
+    The first `keep_first` events stay, and as many of the newest as fill about half the limit. If
+    the need is soft, nothing is forgotten unless it is at least the share `minimum_progress` of the
     events. `count_tokens` returns the tokens of one event. Raises `InvalidInput`.
     """
 

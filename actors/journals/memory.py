@@ -202,7 +202,10 @@ class MemoryStore:
 
 
 class MemoryJournal:
-    """`async with MemoryJournal() as journal`; entering it again finds the same logs."""
+    """The journal in memory, for tests and experiments; its logs end with the process.
+
+    Give it to `Conversations`, which enters it. If it is entered again, it still has its logs.
+    """
 
     def __init__(
         self,

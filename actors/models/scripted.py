@@ -37,9 +37,9 @@ _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 
 class ScriptedModel:
-    """Answers each request with the next reply of `script`, or by calling it if it is callable.
+    """Answers each request with the next reply of `script`, or calls it, if it is a function.
 
-    A text is written word by word. After the end of the list, each request raises `ModelError`.
+    A text is written word by word. After the end of a list, each request raises `ModelError`.
     """
 
     def __init__(self, script: Iterable[Reply | Scripted] | Scripted) -> None:

@@ -88,7 +88,13 @@ def _ignore() -> None:
 
 
 class PostgresJournal(DatabaseJournal):
-    """`async with PostgresJournal("postgresql://…") as journal`, on asyncio or on trio."""
+    """The journal in a PostgreSQL database, which any number of processes may write.
+
+    Give it to `Conversations`, which enters it; or enter it yourself, to read logs or to use
+    `turnkeeper.actors.journals.transfer`:
+
+        async with PostgresJournal("postgresql://…", read_only=True) as journal: ...
+    """
 
     def __init__(
         self,
@@ -124,8 +130,8 @@ class PostgresJournal(DatabaseJournal):
         in memory. `rejection_age_s_max`: how long refused messages are kept.
 
         `search` keeps an index of the words of chat messages. If the schema has none yet, it is
-        built bit by bit, while the journal is used. `address` is the name of this process for
-        processes that are refused because it owns a conversation.
+        built bit by bit, while the journal is used. `address`: the name of this process in
+        the errors that other processes get while this one owns a conversation.
         `failpoint` is for tests: the writing thread calls it with "begin" before and "committed"
         after each statement. Raises `InvalidInput` if `schema` is not a plain name.
         """

@@ -111,7 +111,13 @@ def _vacuum(path: Path, busy_wait_s: float, writer: SQLiteWriter) -> int:
 
 
 class SQLiteJournal(DatabaseJournal):
-    """`async with SQLiteJournal("chats.db") as journal`, in any loop of asyncio or trio."""
+    """The journal in one SQLite file, which one process at a time may write.
+
+    Give it to `Conversations`, which enters it; or enter it yourself, to read logs or to use
+    `turnkeeper.actors.journals.transfer`:
+
+        async with SQLiteJournal("chats.db", read_only=True) as journal: ...
+    """
 
     def __init__(
         self,
@@ -152,7 +158,7 @@ class SQLiteJournal(DatabaseJournal):
 
         `search` keeps an index of the words of chat messages. If the file has none yet, the writer
         builds it bit by bit, while the journal is used.
-        `address` is the name of this process for writers that are refused because it owns the file.
+        `address`: the name of this process in the error that a second writer gets.
         If a disk does not answer for `answer_wait_s`, plus a second for each 4 MiB of a long
         write-ahead log, it counts as hung: all calls that wait for it get an error, and the journal
         accepts no more.
