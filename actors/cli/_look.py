@@ -91,7 +91,7 @@ def show(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="List only conversations with this in their name, title, owner or labels; of a "
+            help="List only conversations with this in their name, title, user or labels; of a "
             "chat, print only events with this in their text. Case does not matter.",
         ),
     ] = None,

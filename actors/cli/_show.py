@@ -136,7 +136,7 @@ def _time(info: ConversationInfo) -> datetime:
 
 
 def is_about(info: ConversationInfo, row: ListedConversation | None, word: str) -> bool:
-    """True if a conversation's name, title, owner or labels have this word, in any case."""
+    """True if a conversation's name, title, user or labels have this word, in any case."""
     texts = [info.conversation_id]
     if row is not None:
         texts += [row.title, row.owner, *(f"{name}={value}" for name, value in row.labels.items())]

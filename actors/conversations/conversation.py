@@ -699,12 +699,12 @@ class Conversation:
                 # query after that.
                 await self._region[fork_id].ask(GetView(expected=Expected(exists=True)))
             except ConversationNotFound:
-                # What still goes on there, such as a parked result, begins no conversation. Once it
-                # has stopped, another owner may have begun: so look again.
+                # Work that is left there, such as a parked result, begins no conversation. Once the
+                # owner has stopped, another one may have begun: so look again.
                 await self._region.stop_actor(fork_id)
         raise JournalUnavailable(
-            f"fork to {fork_id} given up: each time that no conversation was found there, a caller "
-            "had begun another owner of it; nothing was written; fork again, or to another name"
+            f"fork to {fork_id} given up: other callers keep starting an owner of {fork_id}; "
+            "nothing was written; fork again, or to another name"
         )
 
     async def _is_fork(
@@ -769,7 +769,7 @@ def _check_after(after: int) -> None:
 
 
 def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:
-    """Return this frozen; raise `InvalidInput` if JSON would not give it back exactly."""
+    """Return a frozen copy; raise `InvalidInput` if JSON cannot keep the values exactly."""
     if given is not None and not isinstance(given, Mapping):
         raise InvalidInput(f"{what} takes a mapping, not {a_type(given)}")
     try:

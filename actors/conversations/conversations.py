@@ -268,8 +268,8 @@ class Conversations:
         self._region = None
         self._is_close_asked = self._is_entered
         try:
-            # `acquire` begins with a checkpoint: a cancelled task would leave there, and close
-            # nothing.
+            # `acquire` begins with a checkpoint: a cancelled task would leave here without closing
+            # anything.
             self._closing.acquire_nowait()
         except anyio.WouldBlock:
             await self._closing.acquire()
@@ -349,7 +349,7 @@ class Conversations:
         self._setup.subscriptions.begin_closing()
 
     def _make_owner(self, conversation_id: str) -> ConversationActor:
-        # A handle that was kept still reaches the region, if the caller's runtime goes on.
+        # A handle that the caller kept still reaches the region, if the caller's runtime goes on.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
         setup = self._setup

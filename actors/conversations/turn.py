@@ -155,8 +155,8 @@ class TurnAccess:
         asked = self._expected or Expected()
         expected = self._expected
         if sent.event_id is not None and asked.seq is None:
-            # A log that was begun anew may have a chat message of the same id. The caller's own
-            # condition on the log stays: the handle is of no earlier log than the event it names.
+            # A log that was begun anew may have a chat message of the same id, under another event
+            # id. If the caller's handle expects an event, that one is of this log, and is enough.
             expected = replace(asked, seq=sent.seq, event_id=sent.event_id)
         command = CancelTurn(sent.message_id, sent.turn_id, expected=expected)
         try:
@@ -175,7 +175,7 @@ class _TurnWatch:
     The `UserMessageEvent` of a chat message names the turn that answers it; before that event, the
     message waits in the queue. The first event to look at is the one with which the chat message
     was acknowledged; if the log has another event there, `ConversationDeleted` is raised. A log
-    that was begun anew may have a chat message of the same id there: then the event's id tells.
+    that was begun anew may have a chat message of the same id there, but under another event id.
     """
 
     def __init__(self, conversation_id: str, sent: Sent) -> None:
@@ -209,7 +209,7 @@ class _TurnWatch:
                 why = "cancelled by its caller" if by is None else f"replaced by chat message {by}"
                 self.end = TurnEnd("withdrawn", "", why)
             case ForkedFromEvent() if not self._has_begun:
-                # Not by its id, which not all who may read this conversation may know.
+                # Do not name its id: not every reader of this conversation may know it.
                 why = "it waits in the conversation that this one was forked from"
                 self.end = TurnEnd("withdrawn", "", why)
             case AgentMessageEvent(turn_id=self.turn_id, content=content):

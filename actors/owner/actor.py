@@ -392,7 +392,7 @@ class ConversationActor(Actor[Command | Query]):
             decided.append(taken)
             if parking:
                 note_decided(decision.events, self._working, parking.tickets)
-                # Now, while `look_up_in_batch` finds these events.
+                # Do this now, while `look_up_in_batch` still finds these events.
                 for parked in parking.take_forestalled(decision.events):
                     self._decide_one(parked.ticket, decided)
                 is_waiting = parking.is_waiting(self._working.state.admission.open_calls)

@@ -35,9 +35,9 @@ class Drained:
     """The fate of the conversations that were active when a process was drained."""
 
     released: int
-    """How many were given back: another process can claim them at once."""
+    """How many were released: another process can claim them at once."""
     interrupted: Sequence[str]
-    """Those whose turn was interrupted at the end of the grace; what was said is kept."""
+    """The conversations whose turn was interrupted at the end of the grace period."""
 
 
 @dataclass(slots=True)
@@ -47,10 +47,10 @@ class Drain:
     messages: WhileDraining | None = None
     """The fate of new chat messages; None while the process is not draining."""
     until: float = inf
-    """The end of the grace, by `loop_time` of the ports."""
+    """The end of the grace period, by `loop_time` of the ports."""
 
     def begin(self, messages: WhileDraining, *, until: float) -> None:
-        """Begin to drain, or shorten the grace."""
+        """Begin to drain, or shorten the grace period."""
         self.messages = messages
         self.until = min(self.until, until)
 
@@ -65,7 +65,7 @@ def check_drain(grace_s: float, messages: str) -> None:
 async def hand_over(
     region: Region[Command | Query], subscriptions: Subscriptions, drain: Drain, ports: Ports
 ) -> Drained:
-    """End all owners, at the latest at the end of the grace, and then the live readers."""
+    """End all owners, at the latest at the end of the grace period, and then the live readers."""
     active = set(region.active)
     while True:
         await _at_once(region.passivate, region.active)
@@ -90,7 +90,7 @@ async def hand_over(
 
 
 async def _at_once(do: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
-    """Do something for each of these keys, many at a time."""
+    """Await `do` for each of these keys, at most `_AT_ONCE_MAX` at a time."""
     limit = anyio.Semaphore(_AT_ONCE_MAX)
 
     async def do_one(key: str) -> None:

@@ -121,7 +121,7 @@ class PieceCursor:
         """
         if self._newest_end is not None and answer.is_ended_by(self._newest_end):
             return False
-        # Only the last one can have begun anew.
+        # Only the last of the answers can have begun anew.
         if len(self.answers) == 1 and self.answers[0].is_void:
             self._drop_first()
         elif self.answers and self.answers[-1].is_void:

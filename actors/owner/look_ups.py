@@ -42,7 +42,7 @@ __all__ = ["find_events", "look_up", "look_up_in_batch", "may_be_known", "note_d
 
 
 def may_be_known(command: Command | Query, state: Folded) -> bool:
-    """True unless the command names nothing, or only what must be new, as most do."""
+    """False if the command names no ids, or only ids that must be new, as most commands do."""
     if not isinstance(command, FromOutside):
         return False  # owners and agents make the ids of what they write
     if command.expected is not None:
@@ -208,7 +208,7 @@ def note_decided(events: Sequence[Event], working: WorkingState, waiting: Iterab
 
 
 def _forgotten_of(event_ids: Sequence[str], working: WorkingState) -> set[str]:
-    """Return those of these ids that the log or the batch may have, and the working state not."""
+    """Return the ids that the log or the batch may have, but the working state has dropped."""
     event_id_max, recent = working.state.event_id_max, working.recent
     return {each for each in event_ids if each <= event_id_max and each not in recent}
 
