@@ -609,8 +609,8 @@ class OwnedElsewhere(OwnershipLost):
 
     def __init__(self, owned: str, owner: str, *, is_file: bool = False) -> None:
         whose = (
-            "which is alive; nothing was changed; stop it, or, if it hangs, take the file with "
-            "SQLiteJournal(path, takeover=True)"
+            "which is alive; nothing was changed; stop it, or let several processes share a "
+            "PostgresJournal; if it hangs, take the file with SQLiteJournal(path, takeover=True)"
             if is_file
             else "whose lease has not run out; nothing was changed; send to that owner, or try "
             "again later"

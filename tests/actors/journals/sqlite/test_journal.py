@@ -544,6 +544,7 @@ async def test_a_second_writer_is_told_who_owns_the_file(path: Path) -> None:
                 raise AssertionError("entered")
         assert caught.value.owner == "host-1:9000"
         assert "takeover=True" in str(caught.value)
+        assert "PostgresJournal" in str(caught.value), "as for a server with several workers"
 
 
 async def test_a_second_writer_takes_its_turn_when_the_first_one_has_left(path: Path) -> None:
