@@ -69,7 +69,7 @@ class Blocking:
 
     def __exit__(self, *exc_info: object) -> None:
         loop, self._loop = self._loop, None
-        # A forked process has this object without the thread: there, leaving would wait for ever.
+        # A forked process has this object without the thread: there, leaving would wait forever.
         if loop is not None and os.getpid() == self._process:
             loop.leave()
 

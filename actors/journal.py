@@ -493,7 +493,7 @@ class LogPages:
     not follow the one before. Then it was deleted since, and another was begun.
 
     The one way to read a log that may be long. Raises as `Journal.read` does. It holds nothing
-    open, so an iteration may be left at any point (an async generator left half-way would wait for
+    open, so an iteration may be left at any point (an async generator left halfway would wait for
     the garbage collector).
     """
 

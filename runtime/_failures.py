@@ -21,7 +21,7 @@ def as_failure(
     """Return the actor's own failure in `error`, which was raised in the task of `host`.
 
     Raises an error that is not the actor's own: an interrupt of the program, the closing of a
-    coroutine, and a cancellation that the runtime asked for. If a group holds other errors beside
+    coroutine, and a cancellation that the runtime asked for. If a group holds other errors besides
     such a cancellation, they are reported.
     """
     if host is not None:

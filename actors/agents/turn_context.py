@@ -398,7 +398,7 @@ class TurnContext:
     async def stream(self, chunks: AsyncIterable[str]) -> LoggedEvent:
         """Say `chunks` as they come: one chat message, durable when this returns.
 
-        If the turn is interrupted half-way, the pieces so far are kept as a chat message marked as
+        If the turn is interrupted halfway, the pieces so far are kept as a chat message marked as
         interrupted, and the generator is closed.
         """
         pieces: list[str] = []

@@ -313,7 +313,7 @@ async def import_all(
     exports: list[Path] = []
     for path in files:
         try:
-            # A file is read twice, and opening a pipe without a writer would wait for ever.
+            # A file is read twice, and opening a pipe without a writer would wait forever.
             if not stat.S_ISREG(path.stat().st_mode):
                 result.problems.append(f"{path}: cannot be read: it is not a regular file")
                 continue

@@ -118,7 +118,7 @@ async def perform(
     pause: Callable[[], Awaitable[None]],
     report: Callable[[Report], None],
 ) -> None:
-    """Give one recorded answer, with a pause half-way: in its last call, or in its text.
+    """Give one recorded answer, with a pause halfway: in its last call, or in its text.
 
     Each event is reported as soon as it is durable.
     """

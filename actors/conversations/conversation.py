@@ -164,8 +164,8 @@ class Conversation:
         first is kept. `images`: shown to the model. `files`: documents and the like, which the
         model reads as far as it can.
 
-        `event_id`: a second key beside `message_id`, such as the id of the request that the message
-        came with. It is the id of the event that carries the message into the log. Raises
+        `event_id`: a second key besides `message_id`, such as the id of the request that the
+        message came with. It is the id of the event that carries the message into the log. Raises
         `EventIdConflict` if that event is in the log and does not carry this message.
 
         Raises `TurnInProgress` with `on_overlap="reject"`, `QueueFull`, and `MessageIdConflict` if

@@ -1,8 +1,8 @@
 """Snapshots of the folds: a cache, thrown away whenever it does not fit.
 
-A snapshot holds the folds of a log: the view, and beside it only values of bounded size. It fits if
-it has this version of the folds and of the upcasters, and if its writer passed over no event of a
-kind that this version knows. A snapshot that does not fit is treated as absent.
+A snapshot holds the folds of a log: the view, and besides it only values of bounded size. It fits
+if it has this version of the folds and of the upcasters, and if its writer passed over no event of
+a kind that this version knows. A snapshot that does not fit is treated as absent.
 
 A long view takes a while, and the event loop would stand still for it. So snapshots are written
 and read in slices: generators that yield wherever other tasks may run. Each slice of the view has a

@@ -28,7 +28,7 @@ _LLM_SHAPES: dict[Shape, LLMShape] = {
 
 
 class Asked(NamedTuple):
-    """The parts of a model request that shape its messages, beside the view."""
+    """The parts of a model request that shape its messages, besides the view."""
 
     model: str = ""
     is_plain: bool = False

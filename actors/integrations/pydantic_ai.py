@@ -183,7 +183,7 @@ class PydanticAgent(Generic[DepsT, OutputT]):
         """Raises `InvalidInput`.
 
         `deps`: makes the agent's dependencies, once for each run of a turn; async or not.
-        `confirm`: tools whose calls the user must confirm, beside those that require an approval.
+        `confirm`: tools whose calls the user must confirm, besides those that require an approval.
         `idempotent`: tools whose calls may run again after a crash. `max_iterations`: requests to
         the model in one turn, over all its runs. `streams`: ask the model to stream, so that those
         who follow the turn see its text as it comes. `say`: makes the chat message of an output.

@@ -138,7 +138,7 @@ async def _find_given(
 ) -> Mapping[str, bool]:
     """Return the answers that this event gave; none if the calls that it answers are not found.
 
-    Reads the log backwards from the answer: its request mostly stands a few events before it. The
+    Reads the log backwards from the answer: its request is usually a few events before it. The
     log is read even if the turn table has the answers, because earlier commands of the batch may
     make the table drop them.
     """

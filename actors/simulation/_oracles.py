@@ -111,7 +111,7 @@ INVARIANTS: Final = {
     "P4": "the journal knows if a conversation has work to do",
     "R1": "a node that is left ends in bounded time, and leaves nothing behind",
 }
-"""Beside these, the simulator's own: `world`, `deadlock`, `budget`, `orphan`, `harness`."""
+"""Besides these, the simulator's own: `world`, `deadlock`, `budget`, `orphan`, `harness`."""
 
 _CANCELLED_WITHIN_S = 5.0
 

@@ -193,7 +193,7 @@ class Options:
     replaces: float = 0.0
     """How often a message replaces an earlier one."""
     extras: Sequence[Extra] = ()
-    """The acts of clients beside sending; an act that is listed twice comes twice as often."""
+    """The acts of clients besides sending; an act that is listed twice comes twice as often."""
     is_busy: bool = False
     """Clients do not rest."""
     agent: str = "plain"

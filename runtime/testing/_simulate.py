@@ -81,7 +81,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings that a run depends on beside its tape."""
+    """The settings that a run depends on besides its tape."""
 
     seed: int
     backend: Backend

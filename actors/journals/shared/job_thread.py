@@ -11,7 +11,7 @@ taking it from the queue and handing its group back.
 
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
-No caller waits for ever. The bound on one group, and on opening, is `answer_wait_s`, plus some time
+No caller waits forever. The bound on one group, and on opening, is `answer_wait_s`, plus some time
 for a large file or job. A thread that takes longer counts as hung: all callers get errors, and no
 more jobs are accepted. A second thread checks this, because the first one hangs and the event loop
 may be one in which we have no timer.

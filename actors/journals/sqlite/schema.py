@@ -267,7 +267,7 @@ def real_path(path: str | PathLike[str]) -> Path:
 
     SQLite names the log after the file that it opens, so two names of one file would give it two
     logs. Everything that opens a file resolves its name first. Raises `JournalRefused` for circular
-    links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever. Raises
+    links, and for a folder, a pipe or a device, where SQLite would fail or wait forever. Raises
     `InvalidInput` if this is not a path, or if it is empty, a URL, or ":memory:", which SQLite
     itself would not take as the name of a file.
     """
@@ -581,11 +581,11 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Migrate in one transaction: a process that dies half-way leaves the old version."""
+    """Migrate in one transaction: a process that dies halfway leaves the old version."""
     if version == SCHEMA_VERSION:
         return
     if version >= _STAMPED_VERSION_MIN:
-        # The log of a migration is new, and a process that dies half-way leaves it unstamped:
+        # The log of a migration is new, and a process that dies halfway leaves it unstamped:
         # the file must take it for its own.
         connection.execute("UPDATE log_stamp SET is_log_needed = 0, salt = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
