@@ -8,7 +8,7 @@
 
 `Tools(look_up, refund)` describes them to a model and runs the calls it makes. It promises:
 
-1. Every call gets a result that the model can read, also when the tool does not exist, the
+1. Every call gets a result that the model can read, even if the tool does not exist, the
    arguments do not fit, the call is refused, fails or times out. If nothing was started, the
    result says so.
 2. A call is checked before any of it runs: its arguments against the function's types or the

@@ -77,7 +77,7 @@ def finite(value: float | None) -> float | None:
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """True if the user gave this option, also with the value that it has by default."""
+    """True if the user gave this option, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 

@@ -502,7 +502,7 @@ def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
 
 
 def _is_whole(db: str) -> bool:
-    """True if a repair would find nothing to do; False also if the file cannot be opened."""
+    """True if a repair would find nothing to do; False, too, if the file cannot be opened."""
     with suppress(JournalRefused), progress("conversations") as on_progress:
         refuse_bad_log(Path(db))
         return not verify_file(db, on_progress=on_progress).problems

@@ -195,7 +195,7 @@ class Worker:
             return
         lines = b"".join(order.model_dump_json().encode() + b"\n" for order in orders)
         try:
-            # In order, also if several tasks give orders.
+            # In order, even if several tasks give orders.
             async with self._ordering:
                 await self._process.stdin.send(lines)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -487,7 +487,7 @@ class Conversation:
         owner: str | None = None,
         change_id: str | None = None,
     ) -> Appended | Duplicate:
-        """Change the title, the labels, or the user of the conversation; also during a turn.
+        """Change the title, the labels, or the user of the conversation, even during a turn.
 
         Arguments that are left out change nothing. An empty title or owner clears it; a label of
         None is removed, and labels that are not named stay. The model sees none of this. A second

@@ -4,7 +4,7 @@
 subscriptions to them. It promises:
 
 1. A chat message is durable when `send` returns, and in the log once, however often it is sent
-   under one `message_id`, over restarts too.
+   under one `message_id`, even across restarts.
 2. Chat messages of one conversation are answered one turn at a time; `on_overlap` decides what
    happens to a message that comes while a turn runs.
 3. Turns that a crash cut off are ended, their open calls are answered, and queued chat messages
@@ -119,7 +119,7 @@ class Conversations:
             turn = await conversations["alice"].send("Where is my order?")
             print(await turn.reply())
 
-    `start` and `aclose` open and close it without a block, also from different tasks. While it is
+    `start` and `aclose` open and close it without a block, even from different tasks. While it is
     open, any number of tasks of that event loop may use it at once.
     """
 

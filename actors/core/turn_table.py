@@ -177,7 +177,7 @@ class TurnTable:
 
     @property
     def has_open_turns(self) -> bool:
-        """True if a turn runs or a chat message waits, also for a person's decision."""
+        """True if a turn runs or a chat message waits, even for a person's decision."""
         return self.running is not None or bool(self._queued)
 
     @property

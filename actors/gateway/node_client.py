@@ -89,7 +89,7 @@ class NodeClient:
     ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         """Return the status, and the lines of the answer as they come.
 
-        Raises `Unreachable` and `Broken`, also if nothing comes for `silence_s`.
+        Raises `Unreachable` and `Broken`, even if nothing comes for `silence_s`.
         """
         connection = await self._connect(address)
         try:

@@ -78,7 +78,7 @@ class AnthropicModel(ProviderModel[AsyncAnthropic]):
 
         `prices` are those of its tokens, for the cost of each call. `settings` are further fields
         of the request, such as `temperature` or `thinking`.
-        `timeout_s` is how long the provider may be silent, also in the middle of a stream, and how
+        `timeout_s` is how long the provider may be silent, even in the middle of a stream, and how
         long it may send nothing but pings; without it the client's own timeout applies, and pings
         may go on.
         """

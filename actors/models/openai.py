@@ -84,7 +84,7 @@ class _OpenAIModel(ProviderModel[AsyncOpenAI]):
     ) -> None:
         """`settings` are further fields of the request, such as `temperature`.
 
-        `timeout_s` is how long the provider may be silent, also in the middle of a stream, and how
+        `timeout_s` is how long the provider may be silent, even in the middle of a stream, and how
         long it may send nothing but pings; without it the client's own timeout applies, and pings
         may go on.
         """

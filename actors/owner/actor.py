@@ -145,7 +145,7 @@ class Forking:
     """A fork that is being made. The commands of handles of its name wait until it is made."""
 
     made: anyio.Event = field(default_factory=anyio.Event)
-    """Set also if it could not be made."""
+    """Set even if it could not be made."""
     is_free: bool = False
     """True once its name was found free: from then on, owners of the name wait before they begin.
     """

@@ -37,6 +37,6 @@ async def read_stream(room: Room, reply: Reply, answer: Folded) -> bool:
         closed = Closed(stream=number, how="broken", why=clean(str(error)))
         return False
     finally:
-        # Also if this is cancelled, which is a cut as well.
+        # Even if this is cancelled, which is a cut as well.
         room.history.add(closed)
     return True

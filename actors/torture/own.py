@@ -172,7 +172,7 @@ class Reader:
         except Broken as error:
             closed = _broken(number, error, has_begun=has_begun)
         finally:
-            # Also if the reader is cancelled, which is a cut as well.
+            # Even if the reader is cancelled, which is a cut as well.
             room.history.add(closed)
         return closed.how != "broken"
 
