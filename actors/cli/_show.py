@@ -268,10 +268,15 @@ def said_by(event: Event, *, is_whole: bool = False) -> tuple[str, str, str]:
         case ConversationErrorEvent():
             return "red", "failure", f"{event.error}: {event.detail}"
         case _:
-            if not is_whole and (in_short := _said_in_short(event)) is not None:
+            in_short = _said_in_short(event)
+            if in_short is not None and not is_whole:
                 return in_short
             rest = event.model_dump(mode="json", exclude={"id", "timestamp", "turn_id", "kind"})
-            return "dim", "event", " ".join([event.kind, *_fields(rest, value_length_max)])
+            fields = " ".join(_fields(rest, value_length_max))
+            if in_short is None:
+                return "dim", "event", f"{event.kind} {fields}".rstrip()
+            style, by, said = in_short
+            return style, by, f"{said}\n{fields}".rstrip()
 
 
 def _said_in_short(event: Event) -> tuple[str, str, str] | None:
@@ -310,9 +315,17 @@ def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:
 
 
 def _fields(rest: Mapping[str, object], length_max: int | None) -> Iterator[str]:
-    for key, value in rest.items():
-        if value or value is False:  # empty fields are left out
-            yield f"{key}={_cut(_compact(value), length_max)}"
+    for key, value in _filled(rest).items():
+        yield f"{key}={_cut(_compact(value), length_max)}"
+
+
+def _filled(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the fields without those that are empty or zero, and the same within each."""
+    shown = {
+        key: _filled(value) if isinstance(value, Mapping) else value
+        for key, value in fields.items()
+    }
+    return {key: value for key, value in shown.items() if value or value is False}
 
 
 def _compact(value: object) -> str:

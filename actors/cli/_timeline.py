@@ -64,7 +64,7 @@ section {{ border: 1px solid var(--line); border-radius: 8px; padding: .8rem 1re
 .text {{ white-space: pre-wrap; overflow-wrap: anywhere; max-height: 30rem; overflow: auto }}
 .dim .text, .dim .by {{ color: var(--quiet) }} .red .text {{ color: var(--bad) }}
 .cyan .text {{ font-family: ui-monospace, monospace; font-size: .85rem }}
-@media (max-width: 40rem) {{ .event {{ grid-template-columns: 2.2rem 1fr }}
+@media (max-width: 40rem) {{ .event {{ grid-template-columns: 2.2rem 4.5rem 1fr; row-gap: 0 }}
   .event .text {{ grid-column: 1 / -1 }} .row {{ grid-template-columns: 6rem 1fr 4rem }} }}
 </style>
 </head>

@@ -242,7 +242,17 @@ def test_a_conversation_reads_as_a_chat(db: Path) -> None:
 )
 def test_what_a_turn_does_is_said_in_words(event: Event, shown: str) -> None:
     assert said_by(event)[2] == shown
-    assert said_by(event, is_whole=True)[2].startswith(event.kind)
+    assert said_by(event, is_whole=True)[2].split("\n")[0] == shown
+
+
+def test_a_whole_event_has_its_fields_after_the_words_and_none_that_is_empty() -> None:
+    step = StepFinishedEvent(turn_id="t", usage=TokenUsage(input_tokens=5))
+    assert said_by(step, is_whole=True) == (
+        "dim",
+        "step",
+        'model call, 5 tokens in, 0 out\nusage={"input_tokens": 5}',
+    )
+    assert said_by(TurnStartedEvent(turn_id="t"), is_whole=True) == ("dim", "turn", "started")
 
 
 def test_what_a_chat_holds_cannot_drive_the_terminal(db: Path) -> None:
