@@ -459,7 +459,7 @@ class Conversation:
         nothing and returns `Duplicate`. Returns the seq of the last event; without events, the end
         of the log as its owner in this process knows it. Raises `EventIdConflict` if the log has
         only some of the events, or has them in another order. If one of them is parked already, the
-        call waits until that one is in the log or dropped.
+        call waits until that one is in the log or refused.
         """
         return await self._ask(AppendAll(tuple(events), expected=self._expected))
 
