@@ -618,11 +618,11 @@ async def open_tasks() -> AsyncIterator[Tasks]:
     try:
         with anyio.CancelScope() as tasks.body:
             yield tasks
-        await persist(tasks.ended)
+        await persist(tasks.wait_until_ended)
     except BaseException:
         tasks.cancel()
         with anyio.CancelScope(shield=True):
-            await persist(tasks.ended)
+            await persist(tasks.wait_until_ended)
         raise
     if tasks.errors:
         raise BaseExceptionGroup("tasks of the runtime failed", tasks.errors)
@@ -685,7 +685,7 @@ class _AsyncioTasks:
             if scope is not None:
                 scope.cancel()
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until all tasks have ended; from then on, start no more."""
         while self._scopes:
             self._last_ended = OneShot()

@@ -80,7 +80,7 @@ class Effect:
         if self.worker is not None:
             self.worker.kill()
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until the effect has ended or was given up as stuck."""
         if not self.is_done:
             if self._ended is None:

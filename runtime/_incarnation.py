@@ -253,7 +253,7 @@ class Incarnation:
         for effect in tuple(self.effects or ()):
             effect.cancel()
         for effect in tuple(self.effects or ()):
-            await effect.ended()
+            await effect.wait_until_ended()
         if self.children is not None:
             await self.children.stop_children("its parent has stopped", patient_until=patient_until)
             self.children = None

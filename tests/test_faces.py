@@ -1,6 +1,8 @@
 """The faces: few names, loaded when they are first used, and a way to the others."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -12,6 +14,9 @@ import pytest
 import turnkeeper
 import turnkeeper.actors
 import turnkeeper.runtime
+import turnkeeper.runtime.testing
+from turnkeeper.actors.owner.event_reader import EventReader
+from turnkeeper.runtime.testing import Node
 
 FACES = (turnkeeper, turnkeeper.actors)
 
@@ -132,3 +137,23 @@ def test_python_m_turnkeeper_is_the_command_line() -> None:
         [sys.executable, "-m", "turnkeeper", "--help"], capture_output=True, text=True, check=True
     )
     assert "turnkeeper [OPTIONS] COMMAND" in ran.stdout
+
+
+STATE = re.compile(r"(is|has|was)_\w+|[a-z]+(ed|ing)")
+"""The names that read as a state, which a property has."""
+
+
+def test_no_method_reads_as_a_property() -> None:
+    """`if turn.ended:` was always true: it was a method, beside `is_duplicate` and `overlapped`."""
+    faces = (*FACES, turnkeeper.runtime, turnkeeper.runtime.testing)
+    found = {getattr(face, name) for face in faces for name in face.__all__}
+    classes = {each for each in found if inspect.isclass(each)} | {EventReader, Node}
+    methods = {
+        f"{each.__name__}.{name}"
+        for each in classes
+        for name, method in inspect.getmembers(each, inspect.isfunction)
+        if STATE.fullmatch(name) and len(inspect.signature(method).parameters) == 1
+    }
+    assert len(classes) > 100
+    # A type checker refuses `if chat.running:`; both are questions to the log, as `exists` is.
+    assert methods == {"Conversation.queued", "Conversation.running"}

@@ -279,7 +279,7 @@ class TurnContext:
                 if owner.is_too_long():
                     raise ContextTooLong(self.conversation_id, self.turn_id)
                 return self.view
-            await condensing.ended()
+            await condensing.wait_until_ended()
 
     async def ask(self, model: Model, request: ModelRequest) -> ModelResponse:
         """Ask a model, as a step of this turn; return its answer, which is not in the log yet.
@@ -329,7 +329,7 @@ class TurnContext:
 
     async def _is_condensed(self) -> bool:
         while (condensing := self._owner.running_condenser()) is not None:
-            await condensing.ended()
+            await condensing.wait_until_ended()
         return not self.view.unhandled_condensation_request
 
     async def end_as_stuck(self, detail: str) -> None:

@@ -356,7 +356,7 @@ class Turn:
         if access.is_inside_a_turn:
             # A turn that has ended needs no wait, so it cannot close a circle of waits. The wait
             # below can.
-            ended = await self.ended()
+            ended = await self.find_end()
         if ended is None:
             with access.note_waiting():
                 ended = await self._find_end(access.follow(self.seq))
@@ -364,7 +364,7 @@ class Turn:
             raise ConversationsClosed(access.conversation_id)
         return ended
 
-    async def ended(self) -> TurnEnd | None:
+    async def find_end(self) -> TurnEnd | None:
         """Return how the turn ended, or None if it has not ended yet; it only reads.
 
         Raises `ConversationDeleted`.

@@ -130,7 +130,7 @@ async def _send(caller: ConversationCaller, message: Message, body: ChatBody) ->
         # one than the newest, or of one that is not there yet.
         named = body.message_id
         is_repeat = named != newest.turn_id and named in {turn.turn_id for turn in earlier}
-        if is_repeat or await newest.ended() is None:
+        if is_repeat or await newest.find_end() is None:
             return newest
     else:
         with suppress(MessageIdConflict):  # known already, unless its content differs

@@ -324,7 +324,7 @@ async def read_turn(
         raise invalid_id(parameter="message_id")
     turn = await caller.conversation.turn(found)
     wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
-    end = await (turn.ended() if wait_s is None else _end_within(caller, turn, wait_s))
+    end = await (turn.find_end() if wait_s is None else _end_within(caller, turn, wait_s))
     return json_reply(
         {
             "message_id": turn.message_id,

@@ -274,7 +274,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
             self._ask_for_pieces()
         return is_at_rest
 
-    def deleted(self) -> None:
+    def note_deleted(self) -> None:
         """Note that the conversation was deleted."""
         self._log.note(Signal.DELETE)
         self._wake()

@@ -261,7 +261,7 @@ class Subscriptions:
         """End the readers of a conversation that was deleted."""
         self._void_answer(conversation_id)
         for reader in self._live(conversation_id):
-            reader.deleted()
+            reader.note_deleted()
 
     @property
     def is_closing(self) -> bool:

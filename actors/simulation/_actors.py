@@ -130,7 +130,7 @@ class _Office:
     async def play(self) -> None:
         """Run a node with the actor, and check what it promises."""
         node = self._simulation.start(self._name, self._serve)
-        await node.ended()
+        await node.wait_until_ended()
         if node.error is not None:
             self._simulation.broken("world", repr(node.error))
         self._check_order()

@@ -227,7 +227,7 @@ class _Effect(Effect):
     def cancel(self) -> None:
         self.is_done = True
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         if not self.is_done:
             await self._process.play(self)
 

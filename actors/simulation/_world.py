@@ -793,7 +793,7 @@ class _Run:
             if self.options.off_clocks:
                 rate = simulation.pick("clock rate", (1.0, 1.05, 0.95))
             node = simulation.start(name, self._serve, clock_rate=rate)
-            await node.ended()
+            await node.wait_until_ended()
             if not self.is_stopping:
                 simulation.mark("node restarted")
                 await simulation.delay("operator", 0.5, 20.0)
@@ -990,7 +990,7 @@ class _Run:
                 continue  # its operator would have started it again
             server.stop.set()
             with anyio.move_on_after(STOP_S) as bound:
-                await server.node.ended()
+                await server.node.wait_until_ended()
             if bound.cancelled_caught:
                 self.oracles.broken("R1", f"{server.node} has not ended in {STOP_S:.0f} s")
             elif server.node.error is not None:

@@ -70,7 +70,7 @@ def simulate(
     use inside a running event loop.
     """
     settings = Settings(seed, backend, strike, native_cancels, steps_max, notes_max)
-    played = Tape(seed) if tape is None else tape.replayed()
+    played = Tape(seed) if tape is None else tape.to_replay()
     if policy is not None and policy not in POLICIES:
         raise ValueError(f"policy is {policy!r}; it takes one of {', '.join(POLICIES)}")
     if policy is None:

@@ -282,7 +282,7 @@ class Node:
             self._simulation.note(f"{self} cancelled")
             self._scope.cancel()
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until it has crashed or ended."""
         if self.is_alive:
             gate: OneShot[None] = OneShot()

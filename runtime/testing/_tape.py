@@ -126,7 +126,7 @@ class Tape:
             raise ValueError("a tape is a JSON object of lists of natural numbers")
         return Tape(played=found)
 
-    def replayed(self) -> Tape:
+    def to_replay(self) -> Tape:
         """Return a fresh tape that plays the decisions of this one, or will branch as this one."""
         if self._shared and not self.streams:
             return Tape(self.seed, branches_from=self._shared)

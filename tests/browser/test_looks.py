@@ -101,7 +101,7 @@ async def world(browser: Browser) -> AsyncIterator[Site]:
     stories = (refund_story(), research_story(), team_story())
     async with site(browser, *stories, agent=asking) as world:
         for name in ("asking", "asking-too", "third"):
-            await (await world.conversations[name].send("Pay order 9 back")).ended()
+            await (await world.conversations[name].send("Pay order 9 back")).find_end()
         while (await world.conversations["third"].at()).turns.waits_for is None:
             await world.conversations["third"].view()
         yield world

@@ -98,7 +98,7 @@ async def test_the_list_is_searched_filtered_and_opened_by_keys(browser: Browser
         ScriptedModel([ModelResponse("", calls=calls)]), [refund], confirm=["refund"]
     )
     async with site(browser, refund_story(), team_story(), agent=asking) as world:
-        await (await world.conversations["waiting"].send("pay 9 back")).ended()
+        await (await world.conversations["waiting"].send("pay 9 back")).find_end()
         await world.go()
 
         await world.shows("1 waits for a person")

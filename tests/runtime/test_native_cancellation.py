@@ -171,7 +171,7 @@ class TestTheRuntimesOwnTasks:
                 await anyio.lowlevel.checkpoint()
             second()
             with anyio.fail_after(60):
-                await effects[0].ended()
+                await effects[0].wait_until_ended()
                 assert await ref.ask(Get()) == 0
 
     async def test_cancelled_before_its_first_step_a_worker_is_replaced(self) -> None:

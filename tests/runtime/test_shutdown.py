@@ -393,7 +393,7 @@ def test_an_actor_that_was_stuck_for_a_while_leaves_no_task_of_the_runtime_behin
                 simulation.mark("stuck")
                 await simulation.sleep(20.0)  # it has ended by now
 
-        await simulation.start("node", serve).ended()
+        await simulation.start("node", serve).wait_until_ended()
 
     for seed in range(60):
         run = simulate(world, seed=seed, backend=backend, policy="pct")

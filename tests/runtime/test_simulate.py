@@ -130,7 +130,7 @@ def test_an_hour_takes_no_time_and_everybody_sees_the_same_hour() -> None:
             await node.ports.sleep(3_600.0)
             seen.extend([node.ports.monotonic() - began[0], node.ports.now() - began[1]])
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
         seen.append(simulation.now())
 
     run = simulate(world)
@@ -148,7 +148,7 @@ def test_a_clock_that_drifts_drifts_for_its_node_alone() -> None:
             await node.ports.sleep(110.0)
             seen.extend([node.ports.monotonic(), simulation.now()])
 
-        await simulation.start("n", serve, clock_rate=1.1).ended()
+        await simulation.start("n", serve, clock_rate=1.1).wait_until_ended()
 
     simulate(world).check()
     assert seen == pytest.approx([110.0, 100.0])
@@ -294,7 +294,7 @@ def test_threads_and_blocking_calls_are_tasks_in_virtual_time() -> None:
             await done.wait()
             found.append(node.ports.ids.new())
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
 
     for seed in range(10):
         simulate(world, seed=seed).check()
@@ -531,7 +531,7 @@ def test_a_cancelled_node_cleans_up() -> None:
         node = simulation.start("n", serve)
         await anyio.sleep(1.0)
         node.cancel()
-        await node.ended()
+        await node.wait_until_ended()
         assert node.has_ended
 
     simulate(world).check()
@@ -546,7 +546,7 @@ def test_a_strike_hits_before_every_step_that_it_may_be_given(
         async def serve(node: Node) -> None:
             await _steps(5)
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
         simulation.note("over")
 
     plain = simulate(world)
@@ -735,7 +735,7 @@ def test_a_task_that_outlives_its_node_is_an_orphan() -> None:
             async def serve(node: Node) -> None:
                 elsewhere.start_soon(anyio.sleep, 100.0)
 
-            await simulation.start("n", serve).ended()
+            await simulation.start("n", serve).wait_until_ended()
             simulation.scheduler.end()
             elsewhere.cancel_scope.cancel()
 

@@ -95,7 +95,7 @@ async def cancels_many(simulation: Simulation) -> None:
                 await node.ports.sleep(0.1)
                 group.cancel_scope.cancel()
 
-    await simulation.start("n", serve).ended()
+    await simulation.start("n", serve).wait_until_ended()
 
 
 def test_runs_are_the_same_in_every_process() -> None:
@@ -228,9 +228,9 @@ def test_a_strike_hits_a_runtime_at_every_step_and_the_next_incarnation_serves(
                     await probe.tell("again")
                     await node.ports.sleep(0.1)
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
         last = simulation.start("n", serve)
-        await last.ended()
+        await last.wait_until_ended()
         simulation.require(last.error is None, "served", repr(last.error))
 
     plain = simulate(world, backend="asyncio")
@@ -257,7 +257,7 @@ def test_a_task_can_be_cancelled_natively_before_each_of_its_steps() -> None:
                 ends.append(f"cancelled at {simulation.steps}")
                 raise
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
 
     plain = simulate(world, backend="asyncio")
     plain.check()
@@ -276,7 +276,7 @@ def test_the_tape_cancels_tasks_natively_if_asked_and_plays_it_again() -> None:
                 simulation.mark("cancelled")
                 raise
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
 
     runs = [
         simulate(world, seed=seed, backend="asyncio", native_cancels=True) for seed in range(30)
@@ -360,7 +360,7 @@ class Errands:
 
         node = simulation.start("n", serve)
         with anyio.move_on_after(500.0) as patience:
-            await node.ended()
+            await node.wait_until_ended()
         simulation.require(not patience.cancelled_caught, "ends", "the node did not end")
         if not self.may_fail:
             simulation.require(node.error is None, "served", repr(node.error))
@@ -419,7 +419,7 @@ def test_a_task_that_fails_outside_of_its_function_is_a_finding() -> None:
         async def serve(_: Node) -> None:
             anyio.CancelScope().__enter__()
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
 
     run = simulate(world, backend="asyncio")
 

@@ -79,7 +79,7 @@ def on_a_node(serve: Callable[[Simulation, Runtime], Awaitable[None]]) -> World:
                 await serve(simulation, runtime)
 
         node = simulation.start("n", main)
-        await node.ended()
+        await node.wait_until_ended()
         simulation.require(node.error is None, "served", repr(node.error))
 
     return world
@@ -211,7 +211,7 @@ def test_at_a_deadlock_the_story_says_where_each_task_and_handler_waits(backend:
     assert run.broken.invariant == "deadlock"
     _, _, waits = run.story.partition("where each task and handler waits:\n")
     told = " ".join(waits.split())
-    assert "world: await node.ended()" in told
+    assert "world: await node.wait_until_ended()" in told
     assert "n.1: async with anyio.create_task_group() as group:" in told
     assert "client: await waiter.ask(Read())" in told
     assert "waiter: await gate.wait()" in told
@@ -297,7 +297,7 @@ def test_a_strike_is_told_as_the_act_of_the_simulator(backend: Backend) -> None:
         async def serve(_: Node) -> None:
             await anyio.sleep(1.0)
 
-        await simulation.start("n", serve).ended()
+        await simulation.start("n", serve).wait_until_ended()
         simulation.broken("end", "of the story")
 
     run = simulate(world, strike=Strike("freeze", "n", 2), backend=backend)

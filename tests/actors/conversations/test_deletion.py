@@ -176,7 +176,7 @@ async def test_a_handle_does_not_take_a_message_of_its_id_in_the_next_log_for_it
             with pytest.raises(ConversationDeleted):
                 await anext(aiter(turn))
 
-        assert await turns[0].ended() is None
+        assert await turns[0].find_end() is None
         for turn, is_first in zip(turns, (True, False, False), strict=False):
             assert await turn.cancel() == is_first
 
@@ -204,7 +204,7 @@ async def test_a_cancellation_is_refused_unless_the_conversation_is_the_expected
         with pytest.raises(NotThisLog):
             await (await meant.turn("m1")).cancel()
         assert not await in_existing.cancel()  # it exists, but that turn was deleted
-        assert await second.ended() is None
+        assert await second.find_end() is None
         assert await (await existing.turn("m1")).cancel()
 
 

@@ -97,7 +97,7 @@ async def test_a_turn_is_found_by_its_message_id_wherever_the_message_has_gone()
         waits = await chat.turn("B")
         assert waits.is_duplicate
         assert (waits.turn_id, waits.seq) == (second.turn_id, second.seq)
-        assert await waits.ended() is None
+        assert await waits.find_end() is None
 
         agent.held.pop("A calls").set()
         await agent.reached["A thinks 1"].wait()
@@ -107,14 +107,14 @@ async def test_a_turn_is_found_by_its_message_id_wherever_the_message_has_gone()
         await chat.send("D", message_id="D", on_overlap="rollback")
         again = await chat.turn("B")
         assert again.turn_id not in (first.turn_id, second.turn_id)
-        ended = await (await chat.turn("A")).ended()
+        ended = await (await chat.turn("A")).find_end()
         assert ended is not None
         assert ended.outcome == "rolled_back"
 
         agent.release()
         assert await waits.reply() == await again.reply() == "B"
         answered = await chat.turn("B")
-        ended = await answered.ended()
+        ended = await answered.find_end()
         assert ended is not None
         assert (answered.turn_id, ended.reply) == (again.turn_id, "B")
 
@@ -188,7 +188,7 @@ async def test_an_interrupt_ends_the_turn_that_runs_and_no_later_one(
             assert (await first.end()).outcome == "interrupted"
             await agent.reached["B writes"].wait()
             assert not await chat.interrupt(first.turn_id), "a late press has hit the next turn"
-            assert await second.ended() is None
+            assert await second.find_end() is None
             assert await chat.interrupt()
             assert not await chat.interrupt()
             log = "started uA qB a… interrupted started uB a… interrupted"

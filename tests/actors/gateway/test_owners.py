@@ -139,7 +139,7 @@ async def _race(won: set[str], simulation: Simulation) -> None:
             reply = await wire.ask(loser, "GET", f"{CHAT}/state")
             simulation.require(reply.status_code == 404, "read", str(reply.status_code))
 
-    await simulation.start("server", serve).ended()
+    await simulation.start("server", serve).wait_until_ended()
 
 
 @pytest.mark.sweep
