@@ -78,6 +78,22 @@ class ContextTooLong(Refused):
         self.turn_id = turn_id
 
 
+class CondenserTooSlow(Unavailable):
+    """A condenser has made no proposal within `condense_s`; the owner goes on without it.
+
+    Its name and text are in the log, in a `ConversationErrorEvent`.
+    """
+
+    def __init__(self, conversation_id: str, condense_s: float) -> None:
+        super().__init__(
+            f"the condenser of conversation {conversation_id} proposed nothing within "
+            f"{condense_s:g} s; the owner goes on without its proposal, and asks it again when the "
+            "view has changed; give its own calls a timeout, or allow more with condense_s"
+        )
+        self.conversation_id = conversation_id
+        self.condense_s = condense_s
+
+
 class TurnInProgress(Refused):
     """A turn is running, and the call may not interrupt it; nothing was written.
 

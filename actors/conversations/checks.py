@@ -27,6 +27,7 @@ __all__ = [
     "check_resources",
     "check_settings",
     "check_system_prompt",
+    "check_waits",
     "is_resumable",
 ]
 
@@ -86,7 +87,7 @@ def check_recovery(recover: str, recover_every_s: float, recover_max: int) -> No
 
 
 def check_resources(
-    name: str, idle_s: float | None, active_max: int | None, park_s: float, verify: Verify
+    name: str, idle_s: float | None, active_max: int | None, verify: Verify
 ) -> None:
     """Check the region's name, and how much the owners keep in memory and verify."""
     check_id("name", name)
@@ -96,7 +97,12 @@ def check_resources(
         check_number("idle_s", idle_s, "seconds from 0 on, or None", least=0)
     if active_max is not None:
         check_number("active_max", active_max, f"{_WHOLE}, or None", least=1, is_whole=True)
+
+
+def check_waits(park_s: float, condense_s: float) -> None:
+    """Check how long the owners wait for a call, and for a condenser."""
     check_number("park_s", park_s, "seconds from 0 on", least=0)
+    check_number("condense_s", condense_s, "seconds above 0", above=0, most=float_info.max)
 
 
 def _check_journal(journal: Journal) -> None:

@@ -144,6 +144,7 @@ class Conversations:
         configure: Callable[[str], ConversationConfig] | None = None,
         verify: Verify = "off",
         park_s: float = 30.0,
+        condense_s: float = 600.0,
         limits: Limits = Limits(),
         name: str = "conversations",
         ports: Ports | None = None,
@@ -176,9 +177,10 @@ class Conversations:
         share a runtime. `idle_s`: seconds after which an idle conversation is passivated (None:
         never). `active_max`: how many may be active before the one that has been idle longest is
         passivated. `limits`: the bounds on messages, tool arguments and labels, and on memory.
-        `park_s`: how many seconds a result that came before its call may be parked. `verify`: how
-        often, after a commit, the view is built again from the log and compared, which costs a read
-        of the log.
+        `park_s`: how many seconds a result that came before its call may be parked. `condense_s`:
+        how many seconds the condenser may take for a proposal; then the owner goes on without it.
+        `verify`: how often, after a commit, the view is built again from the log and compared,
+        which costs a read of the log.
         """
         # Imported here, and not above: loading the events and the owner takes most of the time.
         from ..core.working_state import ConversationSettings
@@ -189,6 +191,7 @@ class Conversations:
             check_recovery,
             check_resources,
             check_settings,
+            check_waits,
             is_resumable,
         )
         from .conversation import Conversation
@@ -205,7 +208,8 @@ class Conversations:
         check_settings(settings, limits)
         check_parts(agent, journal, condenser, configure)
         check_recovery(recover, recover_every_s, recover_max)
-        check_resources(name, idle_s, active_max, park_s, verify)
+        check_resources(name, idle_s, active_max, verify)
+        check_waits(park_s, condense_s)
         self._configure = configure
         self._journal = journal
         self._given_runtime = runtime
@@ -224,6 +228,7 @@ class Conversations:
             settings=settings,
             verify=verify,
             park_s=park_s,
+            condense_s=condense_s,
             limits=limits,
             ports=self._ports,
         )

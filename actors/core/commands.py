@@ -558,7 +558,12 @@ class Delete(FromOutside[Deletion | None]):
 
 @dataclass(frozen=True, slots=True)
 class DropOverdue(Message[None]):
-    """Refuse the parked results that are overdue; sent by the owner's timer."""
+    """Refuse the parked results that are overdue; sent by the owner's timers.
+
+    `late`: the condenser has not made this proposal in time; the owner goes on without it.
+    """
+
+    late: Propose | None = None
 
 
 @dataclass(frozen=True, slots=True)

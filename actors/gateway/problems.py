@@ -226,6 +226,7 @@ TABLE: Mapping[str, Problem] = {
         "the history is too long for the model; send a shorter message",
         facts=("turn_id",),
     ),
+    "CondenserTooSlow": _retry("condenser-too-slow", f"the condenser took too long; {_LATER}"),
     "AnswerTooLong": Problem(
         409,
         "answer-too-long",

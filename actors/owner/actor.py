@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeVar
@@ -65,7 +65,7 @@ from ..core.commands import (
     Recover,
     Stream,
 )
-from ..core.condensation import Condenser, Need, Proposal
+from ..core.condensation import Condenser, Proposal
 from ..core.decide import decide
 from ..core.limits import Limits
 from ..core.listing import changes_listing
@@ -85,6 +85,7 @@ from ..core.working_state import (
     WorkingState,
 )
 from ..errors import (
+    CondenserTooSlow,
     ConversationDeleted,
     ConversationNotFound,
     ConversationsClosed,
@@ -162,6 +163,7 @@ class Setup:
     settings: ConversationSettings
     verify: Verify
     park_s: float
+    condense_s: float
     limits: Limits
     ports: Ports
     wait_graph: WaitGraph = field(default_factory=WaitGraph)
@@ -238,6 +240,8 @@ class ConversationActor(Actor[Command | Query]):
         self._is_condensing_hard = False
         self._condenser_rests_with: View | None = None
         """The view that the condenser could not make shorter; it rests until the view changes."""
+        self._late_proposal: Propose | None = None
+        """The proposal that the condenser has not made in time, until it is given up or comes."""
         self._parking: Parking[Taken] | None = None
         """Made when the first result is parked: few conversations park any."""
         self._snapshot_effect: Effect | None = None
@@ -371,8 +375,9 @@ class ConversationActor(Actor[Command | Query]):
             look_up_in_batch(taken, decided, self._working, committed_seq=self._seq)
         if (parking := self._parking) and not self._may_precede_more_calls(command):
             self._release_parked(parking, decided)
-        if isinstance(command, DropOverdue) and parking:
-            for parked in parking.take_overdue(self._setup.ports.loop_time()):
+        if isinstance(command, DropOverdue):
+            self._late_proposal = command.late or self._late_proposal
+            for parked in parking.take_overdue(self._setup.ports.loop_time()) if parking else ():
                 parked.ticket.refusal = parked.refusal
                 decided.append(parked.ticket)
         try:
@@ -601,6 +606,8 @@ class ConversationActor(Actor[Command | Query]):
         self._agent_of = turn_id
 
     def _start_condenser(self, condenser: Condenser) -> None:
+        if self._late_proposal is not None:
+            self._give_up_condenser(condenser, self._late_proposal)
         if self.running_condenser() is not None or self._is_condenser_resting():
             return
         try:
@@ -615,6 +622,17 @@ class ConversationActor(Actor[Command | Query]):
             if need is not None:
                 run = partial(self._run_condenser, condenser)
                 self._condenser_effect = self.context.start_effect(run, name="condenser")
+
+    def _give_up_condenser(self, condenser: Condenser, late: Propose) -> None:
+        """Go on without the condenser's proposal, even if it never takes notice of being cancelled.
+
+        What it still proposes is ignored: `_run_condenser` finds that another effect has its place.
+        """
+        self._late_proposal = None
+        if (effect := self.running_condenser()) is not None:
+            effect.cancel()
+            run = partial(self._run_condenser, condenser, late)
+            self._condenser_effect = self.context.start_effect(run, name="condenser")
 
     def _start_verifying(self) -> None:
         if self._setup.verify == "always" or self._setup.ports.random.random() < _SAMPLED:
@@ -780,7 +798,7 @@ class ConversationActor(Actor[Command | Query]):
             if effect is not None:
                 effect.cancel()
         self._agent_effect = self._condenser_effect = self._snapshot_effect = None
-        self._condenser_rests_with = None
+        self._condenser_rests_with = self._late_proposal = None
 
     # --- the effects, each a child task ----------------------------------------------------------
 
@@ -838,38 +856,70 @@ class ConversationActor(Actor[Command | Query]):
         running = self._running
         return running is not None and running.turn_id == turn.turn_id and not turn.is_held
 
-    async def _run_condenser(self, condenser: Condenser) -> None:
-        """Condense until there is no need, or the view gets no shorter."""
-        epoch = self._working.epoch
+    async def _run_condenser(self, condenser: Condenser, late: Propose | None = None) -> None:
+        """Condense until there is no need, or the view gets no shorter.
+
+        `late`: a proposal that was given up, to go on without.
+        """
+        effect, epoch = self._condenser_effect, self._working.epoch
+        if late is not None:
+            error = CondenserTooSlow(self._conversation_id, self._setup.condense_s)
+            if not await self._go_on_without(late, error):
+                return
         while True:
             self.check_lease()
-            shown = self.view
-            need: Need | None = None
-            proposal: Proposal | None = None
+            asked = Propose(epoch, None, self.view)
             try:
-                need = condenser.need(shown)
+                need = condenser.need(asked.shown)
                 self._is_condensing_hard = need == "hard"
                 if need is None:
                     return
-                with closing_scopes(type(condenser).__name__):
-                    proposal = await condenser.propose(shown, need)
-                if not isinstance(proposal, Proposal | None):
-                    raise TypeError(f"its proposal is {a_type(proposal)}")
+                asked = replace(asked, need=need)
+                proposal = await self._ask_condenser(condenser, asked)
             except BaseException as error:
                 if not is_own_failure(error):
                     raise
-                await self._record_condenser_failure(error)
-                if need != "hard":
-                    self._condenser_rests_with = shown
-                    return
-                proposal = None
-            is_progress = await self._tell_owner(Propose(epoch, proposal, shown, need))
-            if is_progress is None:
+                is_useful = self._condenser_effect is effect and await self._go_on_without(
+                    asked, error
+                )
+            else:
+                answer = replace(asked, proposal=proposal)
+                is_useful = self._condenser_effect is effect and await self._propose(answer)
+            if not is_useful:
                 return
-            if not is_progress and self.view.is_unchanged_since(shown):
-                # If the view has changed meanwhile, the condenser is asked once more instead.
-                self._condenser_rests_with = shown
-                return
+
+    async def _ask_condenser(self, condenser: Condenser, asked: Propose) -> Proposal | None:
+        """Return the condenser's proposal. After `condense_s` the owner is told that it is late."""
+        timer = self.context.timers.once(self._setup.condense_s, DropOverdue(asked))
+        try:
+            with closing_scopes(type(condenser).__name__):
+                proposal = await condenser.propose(asked.shown, asked.need)
+        finally:
+            timer.cancel()
+            if self._late_proposal is asked:
+                self._late_proposal = None
+        if not isinstance(proposal, Proposal | None):
+            raise TypeError(f"its proposal is {a_type(proposal)}")
+        return proposal
+
+    async def _propose(self, proposal: Propose) -> bool:
+        """Tell the owner the proposal; return False if the condenser rests or ends with it."""
+        is_progress = await self._tell_owner(proposal)
+        if is_progress is None:
+            return False
+        if not is_progress and self.view.is_unchanged_since(proposal.shown):
+            # If the view has changed meanwhile, the condenser is asked once more instead.
+            self._condenser_rests_with = proposal.shown
+            return False
+        return True
+
+    async def _go_on_without(self, asked: Propose, error: BaseException) -> bool:
+        """Record that the condenser failed; return False if it rests or ends with that."""
+        await self._record_condenser_failure(error)
+        if asked.need != "hard":
+            self._condenser_rests_with = asked.shown
+            return False
+        return await self._propose(asked)
 
     async def _refuse_need(self, shown: View, error: BaseException) -> None:
         """Record that the condenser's `need` has raised, and let the condenser rest."""

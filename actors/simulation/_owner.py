@@ -127,6 +127,7 @@ _STEPS_DRAWN = (
 _PROMPTS = (None, "be kind", "be brief")
 _AT = datetime(2025, 1, 1, tzinfo=UTC)
 _PARK_S = 3.0
+_CONDENSE_S = 600.0
 _RENEWED_S = 0.001
 
 
@@ -372,6 +373,7 @@ class _Process:
             settings=settings,
             verify="off",
             park_s=_PARK_S,
+            condense_s=_CONDENSE_S,
             limits=_LIMITS,
             ports=self.node.ports,
         )

@@ -26,10 +26,11 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.condensation import Need
 from turnkeeper.actors.events import (
     CondensationEvent,
+    ConversationErrorEvent,
     ObservationEvent,
 )
-from turnkeeper.runtime import Failure
-from turnkeeper.runtime.testing import settle
+from turnkeeper.runtime import Failure, Runtime
+from turnkeeper.runtime.testing import VirtualClock, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -257,3 +258,50 @@ async def test_condensing_while_a_step_is_in_flight_comes_after_it_or_before_nev
         calls = [e.tool_call_id for e in view if e.kind == "action"]  # type: ignore[attr-defined] # an action
         results = [e.tool_call_id for e in view if isinstance(e, ObservationEvent)]
         assert sorted(calls) == sorted(results)
+
+
+class Late:
+    """Waits for its first proposal until it is told; it may take no notice of being cancelled."""
+
+    def __init__(self, *, is_deaf: bool) -> None:
+        self._is_deaf = is_deaf
+        self.tell = anyio.Event()
+        self.asked = 0
+
+    def need(self, view: View) -> Need | None:
+        return "hard" if len(view) >= 3 else None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        self.asked += 1
+        with anyio.CancelScope(shield=self._is_deaf):
+            await self.tell.wait()
+        return Proposal((view[0].id,), "late")
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+async def test_a_turn_goes_on_without_a_condenser_that_proposes_too_late(*, is_deaf: bool) -> None:
+    clock, condenser = VirtualClock(), Late(is_deaf=is_deaf)
+    async with (
+        Runtime(ports=clock.ports(), kill_s=1.0) as runtime,
+        Conversations(
+            echo, journal=MemoryJournal(), condenser=condenser, condense_s=60.0, runtime=runtime
+        ) as conversations,
+    ):
+        chat = conversations["c"]
+        assert await (await chat.send("A")).reply() == "A"
+        turn = await chat.send("B")
+        await clock.advance(59.0)
+        assert await turn.find_end() is None
+
+        await clock.advance(3.0)
+        assert await turn.reply() == "B"
+        failed = next(e for e in await whole_log(chat) if isinstance(e, ConversationErrorEvent))
+        assert failed.error == "CondenserTooSlow"
+        assert "proposed nothing within 60 s" in failed.detail
+        assert "condensation" in await kinds(chat)  # the owner has made room itself
+
+        asked, before = condenser.asked, await kinds(chat)
+        condenser.tell.set()
+        await settle()
+        assert condenser.asked == asked
+        assert await kinds(chat) == before

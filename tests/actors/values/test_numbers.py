@@ -59,7 +59,10 @@ MAKERS: Mapping[Callable[..., Any], tuple[Mapping[str, Any], str]] = {
     StuckDetector: ({}, "window same_results_max failures_max messages_max alternations"),
     Conversations: (
         {"agent": silent, "journal": MemoryJournal()},
-        "queued_messages_max answer_length_max recover_every_s recover_max idle_s park_s",
+        (
+            "queued_messages_max answer_length_max recover_every_s recover_max idle_s park_s "
+            "condense_s"
+        ),
     ),
     ToolAgent: (
         {"model": ScriptedModel([])},
