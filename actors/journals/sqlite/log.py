@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
@@ -179,6 +179,23 @@ def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
 def recovered_name(log: int) -> str:
     """Return the name that a repair gives to a log whose own name is lost."""
     return f"recovered-{log}"
+
+
+def logs_without_conversation(logs: Iterable[int], tails: Collection[Tail]) -> set[int]:
+    """Return the logs that no conversation explains, given all conversations of the file.
+
+    Each conversation explains its own log, and those that were deleted under its name: forks may
+    need their records. One that a repair has named explains the log that lost its name.
+    """
+    unexplained = set(logs).difference(tail.log for tail in tails)
+    if unexplained:
+        names = {tail.name for tail in tails}
+        unexplained = {log for log in unexplained if recovered_name(log) not in names}
+    if unexplained:
+        unexplained.difference_update(
+            log_number(tail.name, each) for tail in tails for each in range(tail.incarnation)
+        )
+    return unexplained
 
 
 def _find_recovered(connection: sqlite3.Connection, name: str) -> tuple[int, Tail] | None:

@@ -34,7 +34,15 @@ from ..shared.record_chain import first_mark, log_number, next_mark, seal
 from .erasure import erasure_seal
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import store_listing
-from .log import EventRow, Tail, empty_tail, fork_seal, recovered_name, tail_of_row
+from .log import (
+    EventRow,
+    Tail,
+    empty_tail,
+    fork_seal,
+    logs_without_conversation,
+    recovered_name,
+    tail_of_row,
+)
 from .owner_lock import OwnerLock
 from .schema import (
     APPLICATION_ID,
@@ -56,6 +64,10 @@ _PAGE = 500
 # No row of `event` takes less than this in the file, so there are no more ids to try.
 _EVENT_BYTES_MIN = 40
 _INCARNATIONS_LOOKED_FOR = 8
+_DROP_EMPTY_FORKS = """
+    DELETE FROM fork
+    WHERE log NOT IN (SELECT log FROM conversation) AND log NOT IN (SELECT log FROM event)
+"""
 _UNREADABLE = (sqlite3.Error, ValueError, TypeError)
 
 
@@ -495,6 +507,8 @@ class _Repair:
         for log in self._unnamed(tails):
             tails[log] = self._find_name(log, {tail.name for tail in tails.values()})
         kept = [self._write_conversation(log, tail) for log, tail in tails.items()]
+        # Of a fork whose own records and whose row are lost, nothing is left.
+        self._new.execute(_DROP_EMPTY_FORKS)
         self._copy_snapshots({tail.log: tail for tail in kept})
         self._copy_rejections()
         generation = 1
@@ -513,12 +527,18 @@ class _Repair:
         return None
 
     def _unnamed(self, tails: dict[int, Tail]) -> list[int]:
-        """Return the logs without a row that hold more than forks need of deleted ones."""
+        """Return the logs without a row: any that hold more than forks need of a deleted one.
+
+        Those that hold no more may have lost their row too, if no conversation explains them.
+        """
+        lost = logs_without_conversation(self._ends, list(tails.values()))
         needed = dict(self._new.execute("SELECT parent, max(seq) FROM fork GROUP BY parent"))
         return [
             log
             for log, end in self._ends.items()
-            if log not in tails and end.last_log == log and end.head > needed.get(log, 0)
+            if log not in tails
+            and end.last_log == log
+            and (log in lost or end.head > needed.get(log, 0))
         ]
 
     def _find_name(self, log: int, taken: Collection[str]) -> Tail:

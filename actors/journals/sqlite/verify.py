@@ -22,7 +22,7 @@ from ..shared.record_chain import seal
 from .erasure import erasures, is_whole
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import has_moved, read_listing
-from .log import Tail, fork_seal, log_of, read_tail, records_of
+from .log import Tail, fork_seal, log_of, logs_without_conversation, read_tail, records_of
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
 from .schema import real_path, refuse_replaced
@@ -156,6 +156,7 @@ class _Verifier:
         self._records = 0
         # How many records each log should hold of its own.
         self._expected: dict[int, int] = {}
+        self._tails: list[Tail] = []
 
     def run(self) -> Verification:
         self._try(self._check_pages)
@@ -199,6 +200,7 @@ class _Verifier:
             self._found("an index names it, but its row is missing", name)
             return
         self._expected[tail.log] = tail.head - tail.forked_at
+        self._tails.append(tail)
         if not tail.head:
             return
         self._conversations += 1
@@ -279,8 +281,13 @@ class _Verifier:
         for log in sorted(erasing):
             if not is_whole(self._connection, log):
                 self._found(f"log {log} was deleted, and the row for its removal is damaged")
-        counted = self._connection.execute("SELECT log, count(*) FROM event GROUP BY log")
-        for log, count in counted.fetchall():
+        counted = dict(self._connection.execute("SELECT log, count(*) FROM event GROUP BY log"))
+        lost = logs_without_conversation({*counted, *forks}.difference(erasing), self._tails)
+        for log in sorted(lost):
+            self._found(f"log {log} belongs to no conversation: the row with its name is missing")
+        for log, count in counted.items():
+            if log in lost:
+                continue
             # A log whose conversation was deleted has only the records that forks need.
             expected = self._expected.get(log, kept.get(log, 0))
             if count != expected and not (log in erasing and count > expected):

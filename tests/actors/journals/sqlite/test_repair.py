@@ -163,6 +163,48 @@ def test_a_log_without_a_name_gets_one(path: Path, original: Logs) -> None:
     assert logs(path)[name] == original["bob"]
 
 
+async def test_a_living_log_that_lost_its_row_is_told_from_one_that_was_deleted(
+    path: Path, original: Logs
+) -> None:
+    """A fork needs all of its records, as it may of a deleted one, so nothing was found or done."""
+    head = len(original["bob"])
+    async with SQLiteJournal(path) as journal:
+        await journal.fork("bob", "kept", at=head, records=[make_record("k")], is_unfinished=False)
+    change(path, "DELETE FROM conversation WHERE name = 'bob'")
+    async with SQLiteJournal(path) as journal:
+        with pytest.raises(CorruptLog, match="its own row is missing"):
+            await journal.claim("bob")
+    found = {problem.found.partition(" ")[2].partition(" ")[2] for problem in verify(path).problems}
+    assert found == {"belongs to no conversation: the row with its name is missing"}
+
+    done = repair(path)
+
+    assert done is not None
+    assert {loss.conversation_id for loss in done.losses} == logs(path).keys() - {*original, "kept"}
+    assert verify(path).problems == ()
+    async with SQLiteJournal(path) as journal:
+        assert (await journal.claim("bob")).head == head
+        assert list(await journal.read("bob")) == original["bob"]
+        assert len(await journal.read("kept")) == head + 1
+
+
+async def test_a_fork_that_lost_its_row_and_its_records_begins_anew(
+    path: Path, original: Logs
+) -> None:
+    change(path, "DELETE FROM event WHERE event_id = 'f3'")
+    change(path, "DELETE FROM conversation WHERE name = 'fork'")
+    async with SQLiteJournal(path) as journal:
+        with pytest.raises(CorruptLog, match="its own row is missing"):
+            await journal.claim("fork")
+    assert verify(path).problems
+
+    assert repair(path) is not None
+
+    assert logs(path).keys() == original.keys() - {"fork"}
+    async with SQLiteJournal(path) as journal:
+        assert (await journal.claim("fork")).head == 0
+
+
 @pytest.mark.parametrize("name", ["bob", "fork"])
 async def test_a_conversation_whose_log_got_another_name_goes_on_under_its_own(
     path: Path, original: Logs, name: str
@@ -221,7 +263,12 @@ async def test_a_conversation_that_was_deleted_before_goes_on_under_its_own_name
         with pytest.raises(CorruptLog, match="its own row is missing"):
             await journal.claim("bob")
     assert repair(path) is not None
-    (renamed,) = logs(path).keys() - original.keys() - {"kept"}
+    # What the fork needs of the deleted one may be all of a living one, so it gets a name too.
+    named = {
+        log[0].event_id: name for name, log in logs(path).items() if name not in {*original, "kept"}
+    }
+    assert named.keys() == {"b1", "second"}
+    renamed = named["second"]
 
     async with SQLiteJournal(path) as journal:
         assert await append(journal, "bob", "third") == ["second", "third"]
