@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
 
@@ -19,7 +21,14 @@ from ..errors import InvalidInput
 from .problems import OWN, ProblemRaised
 from .wire import Json
 
-__all__ = ["PROBLEM_SCHEMA", "argument_faults", "invalid_id", "unusable", "validation_faults"]
+__all__ = [
+    "PROBLEM_SCHEMA",
+    "OwnRoute",
+    "argument_faults",
+    "invalid_id",
+    "unusable",
+    "validation_faults",
+]
 
 FAULTS_MAX = 20
 ID_RULE = "must have 1 to 256 characters, without control characters and slashes"
@@ -96,6 +105,27 @@ _KEYS = ("message_id", "change_id")
 def unusable(detail: str, **place: str) -> ProblemRaised:
     """Return the problem of a request that is wrong at this place."""
     return ProblemRaised(OWN["invalid-request"], {"errors": [{**place, "detail": detail}]})
+
+
+class OwnRoute(APIRoute):
+    """A route of our own API, which refuses a query parameter that it does not take."""
+
+    def check_parameters(self, request: Request) -> None:
+        """Raise the problem of a request with an unknown parameter."""
+        given = request.query_params
+        if not given:
+            return
+        names = dict.fromkeys(_parameters_of(self.dependant))
+        if any(name not in names for name in given):
+            allowed = f"these parameters only: {', '.join(names)}" if names else "no parameters"
+            raise unusable(f"the address may have {allowed}", parameter="")
+
+
+def _parameters_of(dependant: Dependant) -> Iterator[str]:
+    """Yield the names of the query parameters that a route takes, itself or by its dependencies."""
+    yield from (field.alias for field in dependant.query_params)
+    for each in dependant.dependencies:
+        yield from _parameters_of(each)
 
 
 def invalid_id(**place: str) -> ProblemRaised:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ..core.state import Folded
 from ..events import Event, LoggedEvent
 from ..journal import READ_BYTES
+from .faults import OwnRoute
 from .history import Damage, LogRows, decoded
 from .names import SEQ_MAX
 from .outline import OutlinedTurn
@@ -24,7 +25,7 @@ from .wire import Json, brief_json, event_json, logged_json
 
 __all__ = ["inspection", "shown_json"]
 
-inspection = APIRouter(prefix="/v1/conversations/{conversation_id}")
+inspection = APIRouter(prefix="/v1/conversations/{conversation_id}", route_class=OwnRoute)
 
 Brief = Annotated[
     int | None, Query(ge=1, le=100_000, description="Cut longer texts to this many characters.")

@@ -35,7 +35,7 @@ from ..journals.transfer import export_lines
 from .bodies import keep_one_unknown, one_unknown
 from .changes import feed_changes
 from .events import feed_events, page_of_events
-from .faults import invalid_id, unusable
+from .faults import OwnRoute, invalid_id, unusable
 from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised, once_it_happened
@@ -69,7 +69,7 @@ from .wire import (
 
 __all__ = ["EVENT_SOURCES", "health", "router", "wants_page"]
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=OwnRoute)
 health = APIRouter()
 
 HERE = "/conversations/{conversation_id}"

@@ -45,7 +45,7 @@ from .access import (
     is_allowed,
     user_of,
 )
-from .faults import invalid_id, unusable
+from .faults import OwnRoute, invalid_id, unusable
 from .frames import Frames
 from .history import Histories
 from .limits import GatewayLimits
@@ -206,10 +206,13 @@ class Service:
     ) -> Principal | None:
         """Return the principal of a request, as `identify` does, if it may do this.
 
-        Raises a problem if the request may not go on.
+        Raises a problem if the request may not go on, or has a query parameter that our own API
+        does not take.
         """
         principal = await self.identify(request)
         self.check_may(principal, action, local_id)
+        if isinstance(route := request.scope["route"], OwnRoute):
+            route.check_parameters(request)
         return principal
 
     def check_may(self, principal: Principal | None, action: Action, local_id: str | None) -> None:

@@ -258,6 +258,36 @@ async def test_an_unknown_member_hides_no_other_fault(world: World) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("method", "address", "allowed"),
+    [
+        ("GET", f"{HERE}/events?since=5", "these parameters only: after, pieces, live, limit"),
+        ("POST", f"{HERE}/messages?creates=false", "these parameters only: create"),
+        ("GET", f"{HERE}/view?at=1&start=1", "these parameters only: at, offset, limit, brief"),
+        ("GET", f"{HERE}/log?form=1", "these parameters only: after, limit, brief, kinds"),
+        ("DELETE", f"{HERE}?planted=1", "no parameters"),
+        (
+            "GET",
+            "/v1/conversations?labels=a%3Db",
+            "these parameters only: limit, cursor, order, prefix, owner, status, label",
+        ),
+    ],
+)
+async def test_an_unknown_parameter_is_refused_with_those_that_exist(
+    world: World, method: str, address: str, allowed: str
+) -> None:
+    """It was ignored: `?since=5` streamed the log from its beginning."""
+    await world.http.post(f"{HERE}/messages", json={"content": "x"})
+
+    reply = await world.http.request(method, address, headers={"Accept": "application/json"})
+
+    assert reply.status_code == 422, reply.text
+    assert reply.json()["errors"] == [
+        {"parameter": "", "detail": f"the address may have {allowed}"}
+    ]
+    assert (await world.http.get(f"{HERE}")).status_code == 200
+
+
 async def test_objects_that_a_client_may_fill_have_no_bound_on_their_members(world: World) -> None:
     sent = {"content": "x", "metadata": UNKNOWN}
     reply = await world.http.post(f"{HERE}/messages", content=json.dumps(sent))
