@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import anyio.lowlevel
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import OneShot, pausing
+from turnkeeper.runtime.lowlevel import OneShot, home_check, pausing
 
 from ..errors import (
     ConversationDeleted,
@@ -235,12 +235,16 @@ class MemoryJournal:
         self._ports = ports or Ports()
         self._entered = 0
         """How many users have entered this journal and not left; the last to leave closes it."""
+        self._is_home: Callable[[], bool] = lambda: False
+        """True in the event loop in which it was entered: the callers that it wakes run there."""
         self._pause: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
         """A checkpoint; once entered, that of the running loop, which costs less."""
 
     async def __aenter__(self) -> Self:
+        if not self._entered:
+            self._is_home = home_check()
+            self._pause = pausing()
         self._entered += 1
-        self._pause = pausing()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -578,6 +582,12 @@ class MemoryJournal:
     def _refuse_if_left(self) -> None:
         if not self._is_entered:
             raise JournalRefused("this memory journal is not open; nothing was done")
+        if not self._is_home():
+            raise RuntimeError(
+                "the memory journal was called from another thread than its event loop's, or in "
+                "another event loop than the one it was entered in; nothing was done; in other "
+                "threads, and in loops that run there, use runtime.portal()"
+            )
 
 
 class _Message(NamedTuple):

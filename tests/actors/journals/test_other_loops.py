@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from turnkeeper.actors import PostgresJournal, SQLiteJournal
+from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.journal import ListQuery
 from turnkeeper.actors.journals.contract import make_record
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.costly
 HANG_S = 60.0
 """After so long, a call that is not refused counts as one that waits."""
 
-AnyJournal = SQLiteJournal | PostgresJournal
+AnyJournal = MemoryJournal | SQLiteJournal | PostgresJournal
 
 CALLS: dict[str, Callable[[AnyJournal], Awaitable[object]]] = {
     "claim": lambda journal: journal.claim("a"),
@@ -33,8 +33,11 @@ CALLS: dict[str, Callable[[AnyJournal], Awaitable[object]]] = {
 }
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyJournal]:
+    if request.param == "memory":
+        yield MemoryJournal(search=True)
+        return
     if request.param == "sqlite":
         yield SQLiteJournal(tmp_path / "chats.db", search=True, stop_wait_s=0)
         return
