@@ -235,7 +235,10 @@ class Sent:
     waits_for: Literal["resume", "confirmation"] | None = None
     """The user's decision that has to come before it gets its turn."""
     event_id: str | None = field(default=None, compare=False, repr=False)
-    """The id of the event at `seq`, by which the log is known; None if another process answered."""
+    """The id of the event at `seq`, by which the log is known.
+
+    None of a duplicate, and if an older process answered.
+    """
 
 
 @dataclass(frozen=True, slots=True)

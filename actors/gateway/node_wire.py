@@ -216,7 +216,7 @@ def encode_reply(reply: object) -> bytes:
             said: object = {
                 field.name: getattr(reply, field.name)
                 for field in fields(reply)
-                if field.name != "event_id"  # an older process does not know it
+                if field.name != "event_id"  # beside it: an older process does not know it
             }
         case Deletion():
             said = {**reply._asdict(), "forks": list(reply.forks)}
@@ -225,7 +225,10 @@ def encode_reply(reply: object) -> bytes:
         case _:
             assert reply is None or isinstance(reply, bool), name
             said = reply
-    return _to_bytes({"reply": name, "value": said})
+    answer: Json = {"reply": name, "value": said}
+    if isinstance(reply, Sent):
+        answer["event_id"] = reply.event_id
+    return _to_bytes(answer)
 
 
 def decode_reply(data: bytes) -> object:
@@ -247,7 +250,8 @@ def _reply(said: Json) -> object:
     value = said.get("value")
     match said.get("reply"):
         case "Sent":
-            return Sent(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
+            sent = {**cast("Json", value), "event_id": said.get("event_id")}
+            return Sent(**sent)  # type: ignore[arg-type]  # of our own key
         case "Appended":
             return Appended(**cast("dict[str, int]", value))
         case "Duplicate":

@@ -161,6 +161,20 @@ def test_a_reply_comes_out_as_it_went_in(reply: object) -> None:
     assert decode_reply(encode_reply(reply)) == reply
 
 
+def test_a_sent_message_names_its_event_also_to_another_process() -> None:
+    """Without it, the handle's `cancel` could meet the turn of a log that was begun anew."""
+    said = encode_reply(Sent("m1", 4, "t1", event_id="e1"))
+
+    received = decode_reply(said)
+
+    assert isinstance(received, Sent)
+    assert received.event_id == "e1"
+    # An older process makes a `Sent` of `value`, and knows none of its own that has more.
+    assert "event_id" not in json.loads(said)["value"]
+    older = {key: value for key, value in json.loads(said).items() if key != "event_id"}
+    assert decode_reply(json.dumps(older).encode()) == received
+
+
 @pytest.mark.parametrize(
     "error",
     [
