@@ -229,6 +229,10 @@ READABLE_VERSION_MIN = 1
 _STAMPED_VERSION_MIN = 2
 
 
+# SQLite makes them for `search_word`, each as its version has it; a trigger on one is a stranger's.
+_WORD_TABLES = frozenset(
+    f"search_word{part}" for part in ("", "_config", "_content", "_data", "_docsize", "_idx")
+)
 # The first version that may have an index of words.
 SEARCH_VERSION = 5
 # The first version with listings; an older file that is only read shows none. And the first one
@@ -541,7 +545,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
         )
     ours = _schema_of(version)
     # Programs beside the journal, such as those that replicate the file, keep tables of their own.
-    tables = {table for _, _, table, _ in ours}
+    tables = {table for _, _, table, _ in ours} | _WORD_TABLES
     # A trigger names its table as its author wrote it, in any case.
     if [row for row in _read_schema(connection) if row[2].lower() in tables] != ours:
         raise JournalRefused(
@@ -554,7 +558,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
 def _read_schema(connection: sqlite3.Connection) -> Sequence[tuple[str, str, str, str | None]]:
     return connection.execute(
         "SELECT type, name, tbl_name, sql FROM sqlite_schema "
-        "WHERE name NOT LIKE 'sqlite_stat%' AND tbl_name NOT LIKE 'search_word%' ORDER BY name"
+        "WHERE name NOT LIKE 'sqlite_stat%' "
+        "AND (type = 'trigger' OR tbl_name NOT LIKE 'search_word%') ORDER BY name"
     ).fetchall()
 
 

@@ -826,11 +826,12 @@ async def test_tables_of_other_programs_keep_nobody_out(path: Path, program: str
         "DROP INDEX IF EXISTS message_id",
         "CREATE TRIGGER losing AFTER INSERT ON event BEGIN DELETE FROM event; END",
         "CREATE TRIGGER losing AFTER INSERT ON EVENT BEGIN DELETE FROM event; END",
+        "CREATE TRIGGER losing AFTER INSERT ON Search_Word_Data BEGIN DELETE FROM event; END",
         "ALTER TABLE fork RENAME TO forked",
     ],
 )
 async def test_a_change_to_the_tables_of_the_journal_is_refused(path: Path, change: str) -> None:
-    async with SQLiteJournal(path) as journal:
+    async with SQLiteJournal(path, search=True) as journal:
         await append(journal, "c", await journal.claim("c"), 1, "e1")
     with closing(sqlite3.connect(path)) as other:
         other.executescript(change)
