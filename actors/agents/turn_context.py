@@ -46,7 +46,7 @@ from ..core.commands import (
 )
 from ..core.limits import Limits
 from ..core.metrics import Metrics
-from ..core.records import check_written
+from ..core.records import check_texts, check_written
 from ..core.stuck import SeenEvent
 from ..core.turn_table import RunningTurn
 from ..core.view import View
@@ -613,6 +613,8 @@ class TurnContext:
     async def _append(
         self, *events: Event, suspends: bool = False, ends: bool = False
     ) -> Sequence[LoggedEvent]:
+        for event in events:
+            check_texts(event)
         written = tuple(map(encode_event, events))
         for event, payload in zip(events, written, strict=True):
             check_written(event, payload)  # here, where it fails the turn and not the owner

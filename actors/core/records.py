@@ -18,7 +18,14 @@ from ..journal import Record, StoredRecord
 from ..values.text import EVENT_LENGTH_MAX, check_length, check_new_id, error_text
 from ..values.type_names import a_type
 
-__all__ = ["check_written", "decode_record", "encode_record", "events_of_records", "write_event"]
+__all__ = [
+    "check_texts",
+    "check_written",
+    "decode_record",
+    "encode_record",
+    "events_of_records",
+    "write_event",
+]
 
 # Found by kind, here and in the folds: it costs a quarter of an `isinstance` that fails.
 _CHAT_KINDS = ("user_message", "message_queued")
@@ -31,6 +38,7 @@ def write_event(event: Event) -> bytes:
     its kind allows. One such record would make the log unreadable. So an event that is not known to
     be checked is read back here.
     """
+    check_texts(event)
     checked = is_checked(event)
     if not checked:
         check_new_id("kind", event.kind)
@@ -44,6 +52,16 @@ def write_event(event: Event) -> bytes:
     if read is not type(event):
         raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
     return written
+
+
+def check_texts(event: Event) -> None:
+    """Raise `InvalidInput` if one text of an event alone makes its JSON too long.
+
+    Looked at before the JSON is written, which takes a second for 100 MiB and stops the event loop.
+    """
+    for part in event.__dict__.values():
+        if type(part) is str and len(part) > EVENT_LENGTH_MAX:
+            check_length(a_type(event), len(part), EVENT_LENGTH_MAX)
 
 
 def check_written(event: Event, written: bytes) -> None:

@@ -286,19 +286,25 @@ def test_a_number_that_json_would_not_give_back_is_refused() -> None:
         StepRequest(view_seq=10**5000)
 
 
+@pytest.mark.parametrize(
+    ("length", "found"), [(10_000, "bytes of JSON"), (10_001, "10,001 characters")]
+)
 async def test_an_event_that_is_too_long_fails_its_turn_and_not_its_owner(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, length: int, found: str
 ) -> None:
-    """The journal would refuse a very long one, and so end the owner."""
+    """The journal would refuse a very long one, and so end the owner.
+
+    If one text is too long by itself, the JSON is not written: that would stop the event loop.
+    """
     monkeypatch.setattr(records, "EVENT_LENGTH_MAX", 10_000)
 
     @agent
     async def long_winded(turn: TurnContext) -> None:
-        await turn.say("x" * (10_000 if turn.message.content == "A" else 10))
+        await turn.say("x" * (length if turn.message.content == "A" else 10))
 
     async with verified(long_winded, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
-        with pytest.raises(TurnNotCompleted, match="bytes of JSON; it takes at most 10,000;"):
+        with pytest.raises(TurnNotCompleted, match=f"{found}; it takes at most 10,000;"):
             await (await chat.send("A")).reply()
 
         assert (await (await chat.send("B")).end()).outcome == "completed"
