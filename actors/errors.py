@@ -621,20 +621,32 @@ class OwnedElsewhere(OwnershipLost):
 
     With `is_file` it is a file, and that process is alive: its lock ends with it. Else it is a
     conversation, and that process may have been killed a moment ago: its lease has not run out.
+    With `is_older` that process was asked, and cannot read the command: it runs an older version.
     """
 
-    def __init__(self, owned: str, owner: str, *, is_file: bool = False) -> None:
-        whose = (
-            "which is alive; nothing was changed; stop it, or let several processes share a "
-            "PostgresJournal; if it hangs, take the file with SQLiteJournal(path, takeover=True)"
-            if is_file
-            else "whose lease has not run out; nothing was changed; send to that owner, or try "
-            "again later"
-        )
+    def __init__(
+        self, owned: str, owner: str, *, is_file: bool = False, is_older: bool = False
+    ) -> None:
+        if is_file:
+            whose = (
+                "which is alive; nothing was changed; stop it, or let several processes share a "
+                "PostgresJournal; if it hangs, take the file with SQLiteJournal(path, takeover=True)"
+            )
+        elif is_older:
+            whose = (
+                "which cannot read the command, since it runs an older version of turnkeeper; "
+                "nothing was changed; replace that process, or try again later"
+            )
+        else:
+            whose = (
+                "whose lease has not run out; nothing was changed; send to that owner, or try "
+                "again later"
+            )
         super().__init__(f"{owned} is owned by {owner}, {whose}")
         self.owned = owned
         self.owner = owner
         self.is_file = is_file
+        self.is_older = is_older
 
 
 class Fenced(OwnershipLost):

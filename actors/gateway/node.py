@@ -54,7 +54,7 @@ from ..conversations.conversations import Conversations
 from ..core.commands import Change, FromOutside
 from ..errors import Forbidden, InvalidInput, NotYours
 from ..events import TextDelta
-from ..owner.nodes import NotReached, Passed, ThisNode
+from ..owner.nodes import NotReached, NotRead, Passed, ThisNode
 from .access import (
     ACTIONS,
     Action,
@@ -244,7 +244,7 @@ class Node:
             raise _unknown(conversation_id) from error
         if status in _NOTHING_HAPPENED or (status == _UNAVAILABLE and answer == _NOT_TAKEN):
             _logger.warning("command not taken by its owner's node", status=status)
-            raise NotReached
+            raise NotRead if status == _NOT_READ else NotReached
         try:
             return cast("R", decode_reply(answer))
         except ValueError as error:
@@ -560,6 +560,7 @@ class Node:
 _OK = 200
 _NOTHING_HAPPENED = frozenset((400, 401, 404, 413))
 """The statuses of an answer that mean that nothing of the command was carried out."""
+_NOT_READ = 400
 _UNAVAILABLE = 503
 _NOT_TAKEN = b"not taken"
 """Marks a node's own 503. A proxy between two nodes may answer 503 although the command arrived."""

@@ -26,7 +26,16 @@ from .event_reader import EventReader
 from .live_answer import ends_answer
 from .subscriptions import Subscriptions
 
-__all__ = ["NodeLink", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner", "find_row"]
+__all__ = [
+    "NodeLink",
+    "NotReached",
+    "NotRead",
+    "OtherNodes",
+    "Passed",
+    "ThisNode",
+    "ask_owner",
+    "find_row",
+]
 
 R = TypeVar("R")
 
@@ -46,6 +55,10 @@ conversation."""
 
 class NotReached(Exception):
     """The other process did not take the command; nothing happened there."""
+
+
+class NotRead(NotReached):
+    """The other process cannot read the command, which only a newer version has."""
 
 
 class OtherNodes(Protocol):
@@ -102,6 +115,8 @@ async def _ask_any(
         except OwnedElsewhere as elsewhere:
             try:
                 return await nodes.ask(elsewhere.owner, conversation_id, command)
+            except NotRead as error:
+                raise OwnedElsewhere(elsewhere.owned, elsewhere.owner, is_older=True) from error
             except NotReached as error:
                 # The owner's process is dead or cut off, and no other one can own the conversation
                 # while its lease lasts.

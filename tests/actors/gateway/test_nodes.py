@@ -44,6 +44,7 @@ from turnkeeper.actors.errors import (
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import TextDelta
+from turnkeeper.actors.gateway import node_wire
 from turnkeeper.actors.gateway.access import allows
 from turnkeeper.actors.gateway.node import SIGNATURE
 from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
@@ -1147,6 +1148,21 @@ async def test_a_command_that_cannot_be_read_is_refused() -> None:
             said(conversation_id="a", command="Undo", expected=[1]),
         ):
             assert await forger.ask(body, forger.signed(body, f"{forger.path}/ask")) == 400, body
+
+
+async def test_a_command_that_an_older_process_cannot_read_names_the_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.send("one", idempotency_key="m1")
+        monkeypatch.delitem(node_wire._COMMANDS, "Pause")  # as if only the newer one had it
+
+        with pytest.raises(OwnedElsewhere, match="since it runs an older version") as refused:
+            await other.conversations["alice"].pause()
+
+        assert refused.value.is_older
+        assert refused.value.owned == "conversation alice"
 
 
 async def test_a_principal_reaches_its_own_conversation_alone_over_any_node() -> None:
