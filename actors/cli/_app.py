@@ -34,8 +34,7 @@ from ..journals.sqlite.journal import SQLiteJournal
 from ..recordings.samples import read_samples
 from ..recordings.transcripts import InputProblem, RecordedConversation, parse_recorded
 from ..values.text import TEXT_LENGTH_MAX
-from ._asking import many
-from ._display import Display, print_list, print_report, printable
+from ._display import Display, many, print_list, print_report, printable
 from ._exits import (
     BROKEN,
     INTERRUPTED,

@@ -29,7 +29,6 @@ __all__ = [
     "Schema",
     "Yes",
     "confirm",
-    "many",
     "refuse_missing",
     "refuse_no_folder",
     "refuse_odd",
@@ -138,7 +137,3 @@ def confirm(consequence: str, *, yes: bool) -> None:
 
 def say(line: str) -> None:
     Console(highlight=False).print(Text(line), soft_wrap=True)
-
-
-def many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -13,7 +13,7 @@ from rich.text import Text
 from ._replay import Replay
 from ._report import Report
 
-__all__ = ["Display", "print_list", "print_report", "times"]
+__all__ = ["Display", "many", "print_list", "print_report", "times"]
 
 LISTED_MAX = 20
 _MILESTONES = 4
@@ -72,6 +72,11 @@ class Display:
 def times(count: int) -> str:
     """Return how often something happened, in words."""
     return "once" if count == 1 else f"{count:,} times"
+
+
+def many(count: int, noun: str) -> str:
+    """Return a number of things: "1 turn", "2 turns"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_list(console: Console, title: str, lines: Sequence[str]) -> None:

@@ -37,7 +37,6 @@ from ._asking import (
     Schema,
     Yes,
     confirm,
-    many,
     refuse_missing,
     refuse_no_folder,
     refuse_odd,
@@ -46,7 +45,7 @@ from ._asking import (
     told,
     without_password,
 )
-from ._display import print_list, printable
+from ._display import many, print_list, printable
 from ._exits import BROKEN, UNUSABLE, AsJson, fail, finite, for_programs, print_json
 from ._journal_jobs import is_url, progress
 from ._look import show

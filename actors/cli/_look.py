@@ -19,8 +19,8 @@ from turnkeeper.runtime import TurnkeeperError
 from ..core.steps import Step, step_of
 from ..events import ActionEvent, AgentMessageEvent, LoggedEvent
 from . import _journal_jobs as jobs
-from ._asking import SCHEMA, Db, Schema, Yes, confirm, many, refuse_no_folder, refuse_odd, say, told
-from ._display import printable
+from ._asking import SCHEMA, Db, Schema, Yes, confirm, refuse_no_folder, refuse_odd, say, told
+from ._display import many, printable
 from ._exits import BROKEN, UNUSABLE, AsJson, fail, print_json
 from ._show import (
     conversation_json,

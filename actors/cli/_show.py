@@ -34,8 +34,7 @@ from ..events import (
     UserRejectEvent,
 )
 from ..journal import ConversationInfo, Rejection
-from ._asking import many
-from ._display import printable
+from ._display import many, printable
 
 __all__ = [
     "conversation_json",

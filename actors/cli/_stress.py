@@ -21,7 +21,7 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ._asking import refuse_parameters
 from ._crowd import Crowd
-from ._display import printable
+from ._display import many, printable
 from ._exits import (
     BROKEN,
     INTERRUPTED,
@@ -193,7 +193,7 @@ def stress(
         "journal": "PostgreSQL" if db is not None and is_postgres(db) else "SQLite",
     }
     errors = Console(stderr=True, highlight=False)
-    errors.print(Text(f"{conversations:,} conversations for {duration:g} s, seed {seed}"))
+    errors.print(Text(f"{many(conversations, 'conversation')} for {duration:g} s, seed {seed}"))
     with ExitStack() as stack:
         is_kept = db is not None
         if db is None:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ._display import print_report
+from ._display import many, print_report
 from ._stress_report import StressReport, quantiles_ms
 from ._stress_run import Stress
 
@@ -49,7 +49,7 @@ class StressDisplay:
             of = len(stress.planned_kills)
             self._say(
                 f"{stress.seconds:,.0f} s: worker killed (SIGKILL, {stress.kills} of {of}), "
-                f"{stress.crowd.open:,} turns open"
+                f"{many(stress.crowd.open, 'turn')} open"
             )
         for outage in stress.outages[self._restarts :]:
             if outage.until is not None:

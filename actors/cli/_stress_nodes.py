@@ -22,7 +22,7 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from ._display import print_list, printable
+from ._display import many, print_list, printable
 from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail
 from ._torture import Display, report_verdict
 
@@ -106,7 +106,7 @@ def stress_nodes(
         except ServerLost as lost:
             known = made.history.counts["acknowledged"]
             told = printable(str(lost))
-            fail(BROKEN if known else UNUSABLE, f"{told}; {known:,} times acknowledged: {kept}")
+            fail(BROKEN if known else UNUSABLE, f"{told}; {many(known, 'acknowledgement')}: {kept}")
         except BaseException:
             errors.print(Text(f"turnkeeper: the stress itself failed: {kept}"), soft_wrap=True)
             raise

@@ -27,7 +27,7 @@ from ..events import (
     TurnStartedEvent,
     UserMessageEvent,
 )
-from ._display import printable
+from ._display import many, printable
 from ._show import said_by
 
 __all__ = ["timeline"]
@@ -100,7 +100,7 @@ def timeline(conversation_id: str, log: Sequence[LoggedEvent]) -> str:
     sections = _sections(log)
     turns = sum(section.turn_id is not None for section in sections)
     times = [event.timestamp for _, event in log]
-    about = f"{len(log):,} events, {turns:,} turns"
+    about = f"{many(len(log), 'event')}, {many(turns, 'turn')}"
     if times:
         about += f", from {min(times):%Y-%m-%d %H:%M:%S} to {max(times):%Y-%m-%d %H:%M:%S} UTC"
     parts = [_HEAD.format(title=name), f'<h1>{name}</h1>\n<p class="quiet">{about}</p>\n']

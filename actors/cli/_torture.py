@@ -20,7 +20,7 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from ._display import print_list, printable, times
+from ._display import many, print_list, printable, times
 from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, finite, print_json
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class Display:
         if made is None:
             return
         counts = made.history.counts
-        known = f"{counts['acknowledged']:,} times acknowledged"
+        known = f"{many(counts['acknowledged'], 'acknowledgement')}"
         if counts["killed"] > self._kills:
             self._kills = counts["killed"]
             self._say(f"server killed ({self._kills} of {made.plan.kills}), {known}")

@@ -374,7 +374,7 @@ class _Reading:
                     pass
         most = self._receipts.cuts_max
         if policy in ("queue", "steer", "reject") and most is not None and cuts > most:
-            what = f"{cuts} turns are interrupted, and the worker was killed {most} times"
+            what = f"more turns were interrupted ({cuts}) than workers were killed ({most})"
             self._wrong(None, f"{what}, under {policy}")
         for kept in View.from_events([event for _, event in self._log]) if taken_back else ():
             if kept.turn_id in taken_back:

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from turnkeeper.actors.cli._display import Display, print_list, print_report, printable
+from turnkeeper.actors.cli._display import Display, many, print_list, print_report, printable
 from turnkeeper.actors.cli._protocol import Start
 from turnkeeper.actors.cli._replay import Replay
 from turnkeeper.actors.cli._report import Report, empty_report
@@ -121,3 +121,10 @@ def test_what_is_not_as_promised_is_told_in_place_of_the_good_news() -> None:
         "  message 1 is lost",
         "  message 2 is lost",
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 turns"), (1, "1 turn"), (2, "2 turns"), (1_000, "1,000 turns")]
+)
+def test_a_number_of_things_has_its_plural(count: int, said: str) -> None:
+    assert many(count, "turn") == said

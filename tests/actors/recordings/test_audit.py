@@ -267,9 +267,9 @@ OF_POLICIES: dict[str, tuple[list[Event], dict[OnOverlap, str | None]]] = {
         {
             "interrupt": None,
             "rollback": None,
-            "queue": "1 turns are interrupted, and the worker was killed 0 times, under queue",
-            "steer": "1 turns are interrupted, and the worker was killed 0 times, under steer",
-            "reject": "1 turns are interrupted, and the worker was killed 0 times, under reject",
+            "queue": "more turns were interrupted (1) than workers were killed (0), under queue",
+            "steer": "more turns were interrupted (1) than workers were killed (0), under steer",
+            "reject": "more turns were interrupted (1) than workers were killed (0), under reject",
         },
     ),
     "a turn is rolled back": (
