@@ -18,7 +18,6 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 from urllib.parse import quote, unquote
 
@@ -64,11 +63,10 @@ from ..events import (
 )
 from ..values.text import storable
 from .ag_ui_messages import AnswerCount, ag_ui_messages, answer_id, arguments_of
-from .names import Cursor, parse_cursor
+from .names import Cursor, parse_cursor, time_us
 
-__all__ = ["Out", "Progress", "RunCursor", "RunEvents", "Show", "parse_run_cursor", "time_us"]
+__all__ = ["Out", "Progress", "RunCursor", "RunEvents", "Show", "parse_run_cursor"]
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 QUEUED = "turnkeeper.queued"
 DIGEST_BYTES = 8
 ANSWER_SCHEMA = {
@@ -130,11 +128,6 @@ def parse_run_cursor(given: str) -> RunCursor | None:
     progress = Progress(int(found["seq"]), int(found["part"]), text, bool(found["stale"]))
     run_id = unquote(found["run"], errors="replace")
     return RunCursor(origin, int(found["us"]), run_id, progress)
-
-
-def time_us(event: Event) -> int:
-    """Return the time of an event in microseconds, as a cursor has it."""
-    return (event.timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
 class _OpenText:

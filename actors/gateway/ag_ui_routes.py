@@ -36,11 +36,11 @@ from ..events import (
     UserMessageEvent,
 )
 from ..values.text import check_text
-from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor, time_us
+from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, Items, MayByBody
 from .faults import invalid_id, unusable
-from .names import ID_LENGTH_MAX, Cursor
+from .names import ID_LENGTH_MAX, Cursor, time_us
 from .problems import OWN, ProblemRaised, once_it_happened
 from .replies import EventStream, Feed, Write
 from .runs import RUN_ID, run_event_id, run_id_of

@@ -111,7 +111,7 @@ async def _write_events(
                 await write(sse({"pieces": is_heard}, event="note"))
             await write(frames.of_event(item, caller.rename))
         else:
-            if item.event.id != cursor.event_id:
+            if not cursor.fits(item):
                 return "gone"
             is_checked = True
 
@@ -133,7 +133,7 @@ async def page_of_events(
     held = 0
     async for logged in caller.conversation.events(after=after, live=False):
         if not is_checked:
-            if logged.event.id != cursor.event_id:
+            if not cursor.fits(logged):
                 raise ProblemRaised(OWN["gone"])
             is_checked = True
         elif len(found) == limit or held >= READ_BYTES:
@@ -143,7 +143,7 @@ async def page_of_events(
             value, size = sized_json(logged, caller.rename)
             found.append(value)
             held += size
-            newest = Cursor(logged.seq, logged.event.id)
+            newest = Cursor.of(logged)
     if not is_checked:
         raise ProblemRaised(OWN["gone"])
     return {"events": found, "cursor": str(newest), "has_more": has_more}

@@ -38,8 +38,7 @@ class Frames:
         """Return the frame of an event; the frame's id is the cursor after the event."""
 
         def encode(logged: LoggedEvent) -> bytes:
-            cursor = Cursor(logged.seq, logged.event.id)
-            return sse(logged_json(logged, rename), cursor=cursor)
+            return sse(logged_json(logged, rename), cursor=Cursor.of(logged))
 
         if isinstance(logged.event, ForkedFromEvent):
             return encode(logged)

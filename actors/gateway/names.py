@@ -4,18 +4,22 @@ An id on the wire is local to a principal: the journal has `<principal>:<id>`, w
 encoded so that it holds no colon. The first colon therefore splits a stored id in one way only, and
 no two pairs share one. Administrators, and clients of a gateway without principals, use stored ids.
 
-In a path, an id with special characters is `~` and its base64url. A cursor is `<seq>.<event id>`.
+In a path, an id with special characters is `~` and its base64url. A cursor is `<seq>.<event id>`,
+with `@` and the time of the event if the id follows from an id of the client's.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, unquote
 
 from ..errors import InvalidConversationId
+from ..events import Event, LoggedEvent
 from ..values.text import check_conversation_id, check_new_conversation_id
 
 __all__ = [
@@ -26,12 +30,17 @@ __all__ = [
     "parse_cursor",
     "principal_of",
     "stored_id",
+    "time_us",
     "to_path",
     "wire_id",
 ]
 
 ID_LENGTH_MAX = 256
 SEQ_MAX = 1 << 53
+GIVEN = "0-"
+"""Begins the ids of events that follow from an id of the client's, such as that of a run."""
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_TIMED = re.compile(r"(?P<id>[^@]+)@(?P<us>-?[0-9]{1,18})")
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@:")
 
 
@@ -104,11 +113,34 @@ class Cursor:
 
     seq: int
     event_id: str | None = None
+    at_us: int | None = None
+    """The time of an event whose id a client's own id gives, in microseconds: a log that was begun
+    anew may have the same id at the same seq."""
+
+    @classmethod
+    def of(cls, logged: LoggedEvent) -> Cursor:
+        """Return the place of this event."""
+        event = logged.event
+        return cls(logged.seq, event.id, time_us(event) if event.id.startswith(GIVEN) else None)
+
+    def fits(self, logged: LoggedEvent) -> bool:
+        """Return True if this is the event at the cursor."""
+        return (
+            self.seq == logged.seq
+            and self.event_id in (None, logged.event.id)
+            and self.at_us in (None, time_us(logged.event))
+        )
 
     def __str__(self) -> str:
         if self.event_id is None:
             return str(self.seq)
-        return f"{self.seq}.{quote(self.event_id, safe='')}"
+        time = "" if self.at_us is None else f"@{self.at_us}"
+        return f"{self.seq}.{quote(self.event_id, safe='')}{time}"
+
+
+def time_us(event: Event) -> int:
+    """Return the time of an event in microseconds, as a cursor has it."""
+    return (event.timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
 def parse_cursor(text: str) -> Cursor | None:
@@ -120,4 +152,7 @@ def parse_cursor(text: str) -> Cursor | None:
         return None
     if not dot or int(seq) == 0:
         return Cursor(int(seq))
-    return Cursor(int(seq), unquote(event_id, errors="replace"))
+    timed = _TIMED.fullmatch(event_id)
+    at_us = None if timed is None else int(timed["us"])
+    event_id = event_id if timed is None else timed["id"]
+    return Cursor(int(seq), unquote(event_id, errors="replace"), at_us)

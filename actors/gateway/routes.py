@@ -168,16 +168,18 @@ async def send_message(
 async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | None) -> Conversation:
     """Return the conversation, with the client's conditions, which its owner checks again."""
     if if_match is not None:
-        return caller.expecting(cursor=_cursor_to_match(if_match))
+        return caller.expecting(cursor=await _cursor_to_match(caller, if_match))
     if not create:
         return caller.expecting(exists=True)
     await caller.check_may_begin()
     return caller.conversation
 
 
-def _cursor_to_match(if_match: str) -> Cursor:
+async def _cursor_to_match(caller: ConversationCaller, if_match: str) -> Cursor:
     cursor = cursor_of(if_match.strip('"'), header="if-match")
-    if not cursor.seq:
+    # The owner checks the id and its place again when it decides; it knows no time.
+    found = None if cursor.at_us is None else await caller.find(Cursor(cursor.seq))
+    if not cursor.seq or (found is not None and not cursor.fits(found)):
         raise ProblemRaised(OWN["precondition-failed"])
     return cursor
 
@@ -300,7 +302,7 @@ async def read_messages(
         if logged.seq > head:
             break
         transcript.fold(logged)
-        newest = Cursor(logged.seq, logged.event.id)
+        newest = Cursor.of(logged)
     limit = min(limit, caller.service.limits.page_max)
     shaped = shaped_transcript(transcript, shape, caller.rename, before=before, limit=limit)
     return json_reply({"cursor": str(newest), **shaped})
@@ -600,7 +602,7 @@ async def _removed_labels(
 @router.delete(HERE, responses={412: {}})
 async def delete(caller: Writing, *, if_match: IfMatch = None) -> Response:
     """Delete a conversation, and return what was erased."""
-    cursor = None if if_match is None else _cursor_to_match(if_match)
+    cursor = None if if_match is None else await _cursor_to_match(caller, if_match)
     deletion = await caller.service.conversations.delete(
         caller.conversation_id,
         owner=caller.place.user,

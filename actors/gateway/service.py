@@ -337,7 +337,7 @@ class ConversationCaller(Caller):
         """Return the event at a cursor; None if the log does not have it there."""
         try:
             async for logged in self.conversation.events(after=cursor.seq - 1, live=False):
-                return logged if cursor.event_id in (None, logged.event.id) else None
+                return logged if cursor.fits(logged) else None
         except ConversationNotFound:
             pass
         return None

@@ -83,7 +83,7 @@ def sized_json(logged: LoggedEvent, rename: Rename) -> tuple[Json, int]:
     encoded = encode_event(logged.event)
     value: Json = {
         "seq": logged.seq,
-        "cursor": str(Cursor(logged.seq, logged.event.id)),
+        "cursor": str(Cursor.of(logged)),
         "event": _event_json(encoded, logged.event, rename),
     }
     return value, len(encoded)

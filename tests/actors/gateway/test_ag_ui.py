@@ -341,6 +341,37 @@ async def test_a_cursor_is_gone_though_its_run_was_sent_again_to_a_log_begun_ane
             assert found.status_code == 200, found.text
 
 
+async def test_a_cursor_of_our_own_api_is_gone_in_a_log_begun_anew_by_the_same_run() -> None:
+    """A late copy of the run had its event at the same seq again, under the same id."""
+    async with gateway_world() as world:
+        http, found = world.http, []
+        for _ in range(2):
+            await http.request("DELETE", HERE)
+            await http.post(URL, json=run_input())
+            page = (await http.get(f"{HERE}/events", headers={"Accept": "application/json"})).json()
+            kinds = [each["event"]["kind"] for each in page["events"]]
+            found.append(page["events"][kinds.index("user_message")]["cursor"])
+        old, new = found
+        assert old != new
+        assert old.partition("@")[0] == new.partition("@")[0]
+
+        async def read(cursor: str, accept: str) -> httpx.Response:
+            headers = {"Accept": accept, "Last-Event-ID": cursor}
+            return await http.get(f"{HERE}/events?live=false", headers=headers)
+
+        assert (await read(old, "application/json")).json()["type"] == "urn:turnkeeper:gone"
+        assert "event: gone" in (await read(old, "text/event-stream")).text
+        assert (await read(new, "application/json")).json()["events"]
+        stream = (await read(new, "text/event-stream")).text
+        assert "event: gone" not in stream
+        assert "turn_ended" in stream
+        for method, path in (("POST", f"{HERE}/messages"), ("DELETE", HERE)):
+            said = {"content": "x"} if method == "POST" else None
+            for cursor, wanted in ((old, (412,)), (new, (200, 202))):
+                reply = await http.request(method, path, json=said, headers={"If-Match": cursor})
+                assert reply.status_code in wanted, reply.text
+
+
 # --- several at once -----------------------------------------------------------------------------
 
 
