@@ -162,12 +162,13 @@ class Worker:
                     steps = _STEPS_MAX
                 if steps >= _STEPS_MAX and ready:
                     steps = 0
+                    pool.told_at = None
                     await checkpoint()
                     pool.tells = 0
                     if pool.is_closed:
                         return
             if pool.dispatcher is self:
-                pool.dispatcher = None
+                pool.dispatcher = pool.told_at = None
             if len(parked) >= _PARKED_MAX:
                 return
             parked.append(self)
@@ -297,6 +298,12 @@ class Pool:
         self.is_closed = False
         self.tells = 0
         """How many tells were sent without a wait since a worker last ran."""
+        self.told_at: float | None = None
+        """The time of sending that tells are given; None: the next one reads the clock.
+
+        It is kept only while there is a dispatcher, and forgotten whenever that one lets other
+        tasks run. So it was read in the loop's current pass, or in the one before.
+        """
         self._tasks: Tasks | None = None
         self._shields: dict[anyio.CancelScope, None] = {}
 
@@ -314,7 +321,7 @@ class Pool:
     def resign(self, worker: Worker) -> None:
         """Hand the queue to another worker: the dispatcher has to wait for its job."""
         assert self.dispatcher is worker, f"{worker} resigned without being the dispatcher"
-        self.dispatcher = None
+        self.dispatcher = self.told_at = None
         if self.ready:
             self.elect()
 
@@ -324,7 +331,7 @@ class Pool:
         if worker in self.parked:
             self.parked.remove(worker)
         if self.dispatcher is worker:
-            self.dispatcher = None
+            self.dispatcher = self.told_at = None
             if self.ready:
                 self.elect()
 

@@ -97,8 +97,12 @@ class Ref(Generic[M_contra]):
             # Before the message is sent: a tell that is cancelled here has sent nothing.
             await system.pause()
             cell = self._cell
+        if (sent_at := pool.told_at) is None:
+            sent_at = system.now()
+            if pool.dispatcher is not None:
+                pool.told_at = sent_at
         tracing = system.tracing
-        item = (message, system.now(), None if tracing is None else tracing.sent())
+        item = (message, sent_at, None if tracing is None else tracing.sent())
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:

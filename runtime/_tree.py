@@ -31,7 +31,10 @@ class ActorState:
     state: str
     mailbox_depth: int
     oldest_s: float
-    """How long the oldest message has been waiting, in seconds."""
+    """How long the oldest message has been waiting, in seconds.
+
+    It may be too long by as much as the event loop took for two passes.
+    """
     handled: int
     failed: int
     restarts: int

@@ -1,6 +1,7 @@
 """Event stream, dead letters, log lines, and the tree."""
 
 import logging
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -294,17 +295,22 @@ async def test_the_tree_shows_what_every_actor_is_doing() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_tell_is_as_old_as_it_is_and_not_as_an_earlier_one() -> None:
+@pytest.mark.parametrize("then_waits", [False, True])
+async def test_a_tell_is_as_old_as_it_is_and_not_as_an_earlier_one(*, then_waits: bool) -> None:
     """Tells once shared the time of the first one since a worker had begun to run."""
     clock = VirtualClock()
+    forwarded = anyio.Event()
 
     class Forwarder(Actor[Any]):
         async def receive(self, message: object) -> None:
-            await counter.tell(message)
+            await busy.tell(message)
+            if then_waits:
+                await forwarded.wait()
 
     async with Runtime(ports=clock.ports()) as runtime:
-        counter = runtime.spawn(Counter, name="counter")
+        busy = runtime.spawn(Counter, name="busy")
         blocked = runtime.spawn(Counter, name="blocked")
+        busy_gate = await block(busy)
         gate, last_gate = await block(blocked), anyio.Event()
         await runtime.spawn(Forwarder, name="forwarder").tell(Add())
         await settle()
@@ -318,8 +324,56 @@ async def test_a_tell_is_as_old_as_it_is_and_not_as_an_earlier_one() -> None:
         await settle()
 
         age_of_second = _ages(runtime)["blocked"]
-        last_gate.set()
+        for each in (last_gate, busy_gate, forwarded):
+            each.set()
     assert (age_of_first, age_of_second) == (2.0, 0.0)
+
+
+@pytest.mark.anyio
+async def test_a_tell_sent_under_a_flood_is_as_old_as_it_is() -> None:
+    """The worker never rests meanwhile; it only lets other tasks run."""
+    clock = VirtualClock()
+
+    class Flooded(Actor[int]):
+        async def receive(self, message: int) -> None:
+            if message == 1:
+                await another.tell(Add())
+            if message == 21:
+                await blocked.tell(Add())
+            clock.jump(1.0)
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        blocked = runtime.spawn(Counter, name="blocked")
+        gate = await block(blocked)
+        another = runtime.spawn(Counter, name="another")
+        flooded = runtime.spawn(Flooded, name="flooded")
+        for number in range(1, 41):
+            flooded.tell_nowait(number)
+        await settle()
+        age = _ages(runtime)["blocked"]
+        gate.set()
+    assert age == 20.0
+
+
+@pytest.mark.anyio
+async def test_tells_one_after_the_other_hardly_read_the_clock() -> None:
+    """A reading takes a twentieth of the time of a tell; each message has one, when handled."""
+    clock = VirtualClock()
+    readings = 0
+
+    def read() -> float:
+        nonlocal readings
+        readings += 1
+        return clock.monotonic()
+
+    async with Runtime(ports=replace(clock.ports(), loop_time=read)) as runtime:
+        counter = runtime.spawn(SyncCounter, name="counter")
+        await counter.ask(Get())
+        before = readings
+        for _ in range(320):
+            await counter.tell(Add())
+        assert await counter.ask(Get()) == 320
+    assert readings - before < 1.2 * 320
 
 
 def _ages(runtime: Runtime) -> dict[str, float]:
