@@ -1,6 +1,7 @@
-"""The limits of the two loops: a deque and one waiter, with no actor around them.
+"""The limits of the two loops: a queue and a task that reads it, with no actor around them.
 
-Nothing here supervises, bounds, times out or cleans up. It is what the loop itself costs.
+Messages are carried, handled by a function and answered, and no more: nothing here supervises,
+bounds, times out or cleans up.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from typing import Any
 
 import sniffio
 import trio
+from outcome import Value
 from trio import lowlevel
 
 from ._harness import Spent, Stopwatch
+
+
+def handle(message: object) -> int:
+    """Do what our actors' handlers do."""
+    del message
+    return 1
 
 
 async def asyncio_tell(count: int) -> Spent:
@@ -22,8 +30,8 @@ async def asyncio_tell(count: int) -> Spent:
     queue: asyncio.Queue[int] = asyncio.Queue(1024)
 
     async def read() -> None:
-        while await queue.get():
-            pass
+        while message := await queue.get():
+            handle(message)
 
     task = asyncio.create_task(read())
     watch = Stopwatch()
@@ -39,8 +47,8 @@ async def trio_tell(count: int) -> Spent:
     send, receive = trio.open_memory_channel[int](1024)
 
     async def read() -> None:
-        async for _ in receive:
-            pass
+        async for message in receive:
+            handle(message)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
@@ -68,7 +76,7 @@ async def at_once(callers: int, call: Callable[[], Coroutine[Any, Any, None]]) -
 async def asyncio_ask(callers: int, count: int) -> Spent:
     """Return the time of an ask: a deque, one waiter, and a future for the reply."""
     loop = asyncio.get_running_loop()
-    waiting: deque[asyncio.Future[int]] = deque()
+    waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
     waiter: asyncio.Future[None] | None = None
 
     async def serve() -> None:
@@ -79,14 +87,14 @@ async def asyncio_ask(callers: int, count: int) -> Spent:
                 await waiter
                 waiter = None
             while waiting:
-                reply = waiting.popleft()
+                message, reply = waiting.popleft()
                 if not reply.done():
-                    reply.set_result(1)
+                    reply.set_result(handle(message))
 
     async def ask() -> None:
         for _ in range(count // callers):
             reply: asyncio.Future[int] = loop.create_future()
-            waiting.append(reply)
+            waiting.append((1, reply))
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
             await reply
@@ -102,7 +110,7 @@ async def asyncio_ask(callers: int, count: int) -> Spent:
 
 async def trio_ask(callers: int, count: int) -> Spent:
     """Return the time of an ask: a deque, one waiter, and a task to reschedule for the reply."""
-    waiting: deque[lowlevel.Task] = deque()
+    waiting: deque[tuple[int, lowlevel.Task]] = deque()
     waiter: lowlevel.Task | None = None
 
     def give_up(_: object) -> lowlevel.Abort:
@@ -115,12 +123,13 @@ async def trio_ask(callers: int, count: int) -> Spent:
                 waiter = lowlevel.current_task()
                 await lowlevel.wait_task_rescheduled(give_up)
             while waiting:
-                lowlevel.reschedule(waiting.popleft())
+                message, asker = waiting.popleft()
+                lowlevel.reschedule(asker, Value(handle(message)))
 
     async def ask() -> None:
         nonlocal waiter
         for _ in range(count // callers):
-            waiting.append(lowlevel.current_task())
+            waiting.append((1, lowlevel.current_task()))
             if waiter is not None:
                 lowlevel.reschedule(waiter)
                 waiter = None
