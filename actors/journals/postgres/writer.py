@@ -144,7 +144,7 @@ def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
         {RECENT if is_recent else ""}
         {LISTED if is_listed else ""}
         {QUEUED if is_said else ""}
-        SELECT id, {_LISTENERS} FROM moved
+        SELECT array_agg(id), {_LISTENERS} FROM moved
     """.encode()  # noqa: S608 - our own text
 
 
@@ -928,7 +928,7 @@ class _Statement:
         logs, seqs, epochs, event_ids, kinds, message_ids, marks, payloads = zip(
             *self._rows, strict=True
         )
-        rows = cursor.execute(
+        row = cursor.execute(
             _APPENDS[is_recent, is_listed, bool(self._said_logs)],
             {
                 **listed,
@@ -950,11 +950,12 @@ class _Statement:
                 "marks": Numbers(marks),
                 "payloads": Payloads(payloads),
             },
-        ).fetchall()
+        ).fetchone()
         failpoint("committed")
-        moved = {row[0] for row in rows}
+        assert row is not None, "an aggregate has one row"
+        moved = set(row[0] or ())
+        self.listeners = row[1]
         self.moved = [tail.name for tail in tails if tail.number in moved]
-        self.listeners = rows[0][1] if rows else 0
         return moved
 
 
