@@ -5,13 +5,14 @@ connection, for a lock, for an answer, and for a peer that has gone silent. If a
 in time, its connection is closed, so its outcome is unknown; a server that still works on the job
 stops a little earlier. A lost connection is made again, with a pause after each failure.
 
-psycopg is made faster for appends in two places: they share a cursor, and `Payloads` and `Numbers`
-have dumpers.
+psycopg is made faster for appends in three places: they share a cursor, `Payloads` and `Numbers`
+have dumpers, and a socket of this machine takes a large group at once.
 """
 
 from __future__ import annotations
 
 import math
+import socket
 import struct
 from collections.abc import Callable
 from functools import cached_property
@@ -38,6 +39,9 @@ _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 _PROBES_LOST_MAX = 3
 _IDLE_TIMEOUT_VERSION_MIN = 140_000
+_SEND_BUFFER_BYTES = 1 << 20
+"""A group of 512 messages fits, and did not with the usual 208 KiB: the thread then waited for the
+interpreter lock, behind a busy event loop, before it sent the rest, and the server waited too."""
 
 
 class Payloads(list[bytes]):
@@ -80,6 +84,10 @@ class _NumbersDumper(Dumper):
             raise psycopg.DataError(f"a number is not in the range of bigint: {error}") from error
 
 
+def _ignore() -> None:
+    return
+
+
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection that closes itself when a job has waited `answer_s` seconds for the server.
 
@@ -87,13 +95,20 @@ class BoundedConnection(psycopg.Connection[Any]):
     """
 
     _monotonic: Callable[[], float]
+    _before_wait: Callable[[], None]
     _answer_s = math.inf
     _until = math.inf
 
-    def bound_jobs(self, answer_s: float, monotonic: Callable[[], float]) -> None:
-        """Set how long each job may wait, by this clock; the first one begins now."""
+    def bound_jobs(
+        self, answer_s: float, monotonic: Callable[[], float], before_wait: Callable[[], None]
+    ) -> None:
+        """Set how long each job may wait, by this clock; the first one begins now.
+
+        `before_wait` is called once what a statement needs was sent, as far as the socket takes it.
+        """
         self._answer_s = answer_s
         self._monotonic = monotonic
+        self._before_wait = before_wait
         self.begin_job()
 
     def begin_job(self) -> None:
@@ -120,6 +135,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         # psycopg sends 0 whenever its interval (0.1 s) has passed without an answer.
         try:
             waits_for = next(gen)
+            self._before_wait()
             while True:
                 ready = yield waits_for
                 if not ready and self._monotonic() >= self._until:
@@ -141,8 +157,9 @@ def connect(
     tcp_timeout_s: float,
     answer_s: float,
     ports: Ports,
+    before_wait: Callable[[], None] = _ignore,
 ) -> BoundedConnection:
-    """Connect in autocommit mode, with a bound on every wait.
+    """Connect in autocommit mode, with a bound on every wait, before which `before_wait` is called.
 
     Raises `JournalRefused` if something between here and the server drops these settings. A process
     that is suspended must hold nothing, so no statement waits long for a lock, no transaction
@@ -182,11 +199,13 @@ def connect(
         ),
     }
     parameters: dict[str, Any] = {**defaults, **given, **bounds}
+    before_wait()
     connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
     connection.adapters.register_dumper(Payloads, _PayloadsDumper)
     connection.adapters.register_dumper(Numbers, _NumbersDumper)
-    connection.bound_jobs(answer_s, ports.monotonic)
+    connection.bound_jobs(answer_s, ports.monotonic, before_wait)
     try:
+        _enlarge_send_buffer(connection)
         _check_session(connection, schema)
         if connection.info.server_version >= _IDLE_TIMEOUT_VERSION_MIN:
             # Else the first job after a rest finds its connection closed.
@@ -195,6 +214,12 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def _enlarge_send_buffer(connection: BoundedConnection) -> None:
+    if connection.info.host.startswith("/"):  # the system enlarges the buffers of TCP as needed
+        with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
 def _check_session(connection: BoundedConnection, schema: str) -> None:

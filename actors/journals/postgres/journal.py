@@ -181,6 +181,7 @@ class PostgresJournal(DatabaseJournal):
             self._open_writer,
             group_items_max=group_events_max,
             group_bytes_max=group_bytes_max,
+            wakes_late=True,
         )
         self._make_reader = partial(
             thread,
@@ -413,7 +414,9 @@ class PostgresJournal(DatabaseJournal):
         if not self._is_searching:
             raise SearchIsOff(f"schema {self._schema}")
 
-    def _connect(self, *, answer_s: float | None = None) -> BoundedConnection:
+    def _connect(
+        self, *, answer_s: float | None = None, before_wait: Callable[[], None] = _ignore
+    ) -> BoundedConnection:
         from .connections import connect  # noqa: PLC0415 - needs psycopg
 
         return connect(
@@ -423,6 +426,7 @@ class PostgresJournal(DatabaseJournal):
             tcp_timeout_s=min(self._tcp_timeout_s, answer_s or self._tcp_timeout_s),
             answer_s=answer_s or self._lease_s,
             ports=self._ports,
+            before_wait=before_wait,
         )
 
     def _open_writer(self) -> Worker:
@@ -431,8 +435,9 @@ class PostgresJournal(DatabaseJournal):
         from .writer import PostgresWriter  # noqa: PLC0415 - needs psycopg
 
         presence = self._make_presence()
+        connect = partial(self._connect, before_wait=self._writer.wake_callers)
         with refusal(self._schema), ExitStack() as opened:
-            connection = opened.enter_context(closing(self._connect()))
+            connection = opened.enter_context(closing(connect()))
             bring_up_to_date(connection, self._schema, allow=connection.allow)
             connection.begin_job()
             presence.register(connection)
@@ -440,7 +445,7 @@ class PostgresJournal(DatabaseJournal):
             opened.pop_all()
         self._presence = presence
         return PostgresWriter(
-            Link(self._connect, connection, self._ports.monotonic),
+            Link(connect, connection, self._ports.monotonic),
             presence,
             schema=self._schema,
             ports=self._ports,

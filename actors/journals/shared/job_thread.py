@@ -9,6 +9,10 @@ which it was started touches the counters and wakes the callers: a job from anot
 is refused, since its caller would never be woken. The worker thread touches a job only between
 taking it from the queue and handing its group back.
 
+Waking the callers of a group lets the event loop take the interpreter lock for milliseconds, in
+which a worker could not even send the next group to its database. So if the next group is large
+already, a thread that `wakes_late` wakes them when its worker is about to wait for that group.
+
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
 No caller waits forever. The bound on one group, and on opening, is `answer_wait_s`, plus some time
@@ -110,8 +114,11 @@ class JobThread:
         group_bytes_max: int,
         stop_wait_s: float,
         answer_wait_s: float,
+        wakes_late: bool = False,
     ) -> None:
+        """`wakes_late`: the worker calls `wake_callers` before each of its waits."""
         self._name = name
+        self._wakes_late = wakes_late
         self._answer_wait_s = answer_wait_s
         self._open_worker = open_worker
         self._ports = ports
@@ -127,11 +134,14 @@ class JobThread:
         self._waiting: deque[Job[object]] = deque()
         # The group that the thread gathers or works on. Only the thread changes it.
         self._in_hand: Sequence[Job[object]] = ()
+        # The group before it, until its callers are woken. Only the thread changes it.
+        self._unwoken: Sequence[Job[object]] = ()
         # When the thread counts as hung, by the monotonic clock; None while it waits for jobs.
         self._until: float | None = None
         self.more_s = 0.0
         """Set by the worker: the seconds by which opening and each group may exceed the bound."""
         self._rest: Callable[[], float | None]
+        self._call_in_loop: Callable[[Callable[[], None]], None]
         self._is_over = threading.Event()
         self._is_home: Callable[[], bool] = _nowhere
         self.is_hung = False
@@ -222,7 +232,7 @@ class JobThread:
         self._queue.put(None)  # if the thread comes back, it ends
         for job in waiting:
             job.fail(self._hung())
-        for job in self._in_hand:
+        for job in (*self._unwoken, *self._in_hand):
             job.fail(
                 JournalOutcomeUnknown(
                     f"{self._name} hangs or has died; it may have happened; start the process "
@@ -314,6 +324,7 @@ class JobThread:
             return
         call_in_loop(partial(self._opened.set, None))
         self._rest = worker.rest
+        self._call_in_loop = call_in_loop
         try:
             group: Sequence[Job[object]]
             while group := self._take():
@@ -327,14 +338,28 @@ class JobThread:
                         outcome.__cause__ = error
                         job.refuse(outcome)
                 self._until = None
-                call_in_loop(partial(self._finish, group))
+                self.wake_callers()  # of the group before, if the worker did not wait
+                self._unwoken = group
+                # If few jobs wait, those that these callers send next belong in their group.
+                if not (self._wakes_late and self._queue.qsize() >= self._group_items_max // 2):
+                    self.wake_callers()
                 self._in_hand = group = ()  # drop the finished group before the thread waits
         finally:
             self._is_over.set()
+            self.wake_callers()
             try:
                 worker.close()
             finally:
                 call_in_loop(self._end)
+
+    def wake_callers(self) -> None:
+        """Wake the callers of the group before, unless they are woken already.
+
+        Called in the thread, also by the worker.
+        """
+        group, self._unwoken = self._unwoken, ()
+        if group:
+            self._call_in_loop(partial(self._finish, group))
 
     def _wait(self) -> Job[object] | None:
         """Return the next job; let the worker rest until it comes."""

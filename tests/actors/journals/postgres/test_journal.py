@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -139,6 +141,68 @@ async def test_appends_that_wait_together_are_written_in_one_statement(schema: s
         assert gate.passed.count("committed") == 2
         for name in names[1:]:
             assert await read_all(journal, name) == ["e1", "e2"]
+
+
+async def test_the_writer_wakes_the_callers_of_a_group_once_the_next_one_was_sent(
+    schema: str,
+) -> None:
+    """Between the two groups the loop would keep the writer's thread from sending, by its lock."""
+    gate = Gate("begin")
+    unwoken: list[tuple[str, int]] = []
+    names = [f"c{number}" for number in range(9)]
+
+    def note(boundary: str) -> None:
+        unwoken.append((boundary, len(journal._writer._unwoken)))
+        gate(boundary)
+
+    journal = make_journal(schema, failpoint=note, group_events_max=8)
+    async with journal:
+        claims = {name: await journal.claim(name) for name in names}
+        gate.close()
+        unwoken.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(append, journal, "c0", claims["c0"], 1, "e1")
+            await gate.reached()
+            for name in names[1:]:
+                group.start_soon(append, journal, name, claims[name], 1, "e1")
+            while journal._writer._queued_items < len(names):
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+
+    assert unwoken == [("begin", 0), ("committed", 0), ("begin", 1), ("committed", 0)]
+
+
+def test_who_waits_is_told_before_a_connection_is_made(tmp_path: Path) -> None:
+    """The callers of the group before would else wait for it, too."""
+    waits: list[str] = []
+    with pytest.raises(psycopg.OperationalError):
+        connect(
+            f"host={tmp_path}",
+            "turnkeeper",
+            is_read_only=False,
+            tcp_timeout_s=2.0,
+            answer_s=2.0,
+            ports=Ports(),
+            before_wait=lambda: waits.append("before"),
+        )
+    assert waits == ["before"]
+
+
+async def test_a_socket_of_this_machine_takes_more_than_the_usual_at_once(schema: str) -> None:
+    def size(one: socket.socket) -> int:
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    async with make_journal(schema) as journal:
+        connection = await journal._change(lambda writer: writer.connection)
+        if not connection.info.host.startswith("/"):
+            pytest.skip("the server is reached over TCP, whose buffers grow by themselves")
+        usual, other = socket.socketpair(socket.AF_UNIX)
+        with (
+            usual,
+            other,
+            socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as its,
+        ):
+            assert size(its) > size(usual)
 
 
 async def test_appends_one_at_a_time_are_not_planned_anew_each_time(schema: str) -> None:
