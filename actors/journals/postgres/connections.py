@@ -38,7 +38,13 @@ it."""
 _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 _PROBES_LOST_MAX = 3
-_IDLE_TIMEOUT_VERSION_MIN = 140_000
+_NO_TIMEOUTS = (
+    # The first version that has it. Else the first job after a rest finds its connection closed.
+    (140_000, "idle_session_timeout"),
+    # Else a migration that takes longer ends with the connection, each time that it is tried.
+    (170_000, "transaction_timeout"),
+)
+"""Further limits that an administrator can set; the server ends the connection at these."""
 _SEND_BUFFER_BYTES = 1 << 20
 """A group of 512 messages fits, and did not with the usual 208 KiB: the thread then waited for the
 interpreter lock, behind a busy event loop, before it sent the rest, and the server waited too."""
@@ -207,9 +213,9 @@ def connect(
     try:
         _enlarge_send_buffer(connection)
         _check_session(connection, schema)
-        if connection.info.server_version >= _IDLE_TIMEOUT_VERSION_MIN:
-            # Else the first job after a rest finds its connection closed.
-            connection.execute("SET idle_session_timeout = 0")
+        for version_min, timeout in _NO_TIMEOUTS:
+            if connection.info.server_version >= version_min:
+                connection.execute(f"SET {timeout} = 0".encode())
     except BaseException:
         connection.close()
         raise
