@@ -69,7 +69,8 @@ _MOVING = ("seq", "status", "active_us", "payload", "seal")
 _ALL = ", ".join(f"NEW.listing_{name}" for name in _STORED)
 _CHANGED_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 WRITE_LISTING = f"""
-    CREATE TEMP VIEW changed_listing AS SELECT 0 AS conversation, {_CHANGED_COLUMNS};
+    CREATE TEMP VIEW changed_listing AS
+        SELECT 0 AS conversation, 0 AS is_in_recent, {_CHANGED_COLUMNS};
     CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming_listed
         WHEN NEW.listing_seq >= 0
     BEGIN
@@ -85,9 +86,10 @@ WRITE_LISTING = f"""
                     ON k.conversation = l.conversation AND k.label = j.key AND k.owner = l.owner
                     WHERE k.value IS NOT j.value
                 ));
-        INSERT INTO changed_listing SELECT NEW.conversation, {_ALL} WHERE changes() = 0;
+        INSERT INTO changed_listing VALUES (NEW.conversation, changes(), {_ALL});
     END;
     CREATE TEMP TRIGGER change_listing INSTEAD OF INSERT ON changed_listing
+        WHEN NEW.is_in_recent = 0
     BEGIN
         DELETE FROM listing_recent WHERE conversation = NEW.conversation;
         INSERT INTO listing

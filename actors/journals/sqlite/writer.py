@@ -99,14 +99,16 @@ T = TypeVar("T")
 
 _log = Logger("turnkeeper.actors.journals")
 
-# While jobs wait, this many times more recent listings are allowed: a fold is a separate commit,
-# and took a quarter of the thread's time with a thousand conversations.
+# Until the thread rests, this many times more recent listings are allowed: a fold is a separate
+# commit, and took a quarter of the thread's time with a thousand conversations.
 _BUSY_FACTOR = 4
 _MANY_JOBS = 32
 _LOG_PAGES_SHORT = 256
 _LOG_PAGES_LONG = 2_000
 
-_REST_PAUSE_S = 0.25  # without a job, before deletions are finished and new records are indexed
+# Without a job, before listings are folded, deletions are finished and new records are indexed.
+# With many conversations the queue is empty for a moment after each group, which is no rest.
+_REST_PAUSE_S = 0.25
 _INDEX_LAG_S_MAX = 1.0
 _RETRY_S = 10.0  # after an error, or beside a reader that is in the way
 
@@ -268,14 +270,15 @@ class SQLiteWriter:
         """
         if self._closed_by is not None:
             return None
-        if len(self._recent) > RECENT_LISTINGS_MAX:
-            self._fold_more()
-            return 0.0
-        if not (self.is_erasing or self._is_searching):
+        are_many_recent = len(self._recent) > RECENT_LISTINGS_MAX
+        if not (are_many_recent or self.is_erasing or self._is_searching):
             return None
         has_worked, self._has_worked = self._has_worked, False
         if has_worked and not self._is_index_late():
             return _REST_PAUSE_S
+        if are_many_recent:
+            self._fold_more()
+            return 0.0
         if self.is_erasing and self._ports.monotonic() >= self._erases_at:
             self._finish_erasing()
             return 0.0

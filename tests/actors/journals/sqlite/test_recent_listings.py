@@ -229,6 +229,36 @@ def test_the_rows_at_rest_are_folded_first(file: File) -> None:
 
 
 @pytest.mark.usefixtures("few")
+def test_rows_are_folded_once_no_job_has_come_for_a_while(file: File) -> None:
+    """A fold is a commit of its own, for which the next group would wait."""
+    for number in range(MAX + 1):
+        begun = Listing(1, "a", "running", number, number)
+        file.append(f"c{number}", begun)
+        file.append(f"c{number}", begun._replace(seq=2, status="finished"))
+
+    pause_s = file.writer.rest()
+
+    assert pause_s
+    assert file.recent() == MAX + 1
+    file.writer.rest()
+    assert file.recent() <= MAX
+
+
+def test_a_turn_opens_no_table_for_its_listing(file: File) -> None:
+    """SQLite opens one for the rows of a statement; one more a listing took a tenth of the time."""
+    statement = writer._insert(2, is_listed=True)
+    programs: dict[str, list[str]] = {}
+    opcodes: list[str] = []
+    explained = file.connection.execute(f"EXPLAIN {statement}", [0] * statement.count("?"))
+    for _, opcode, _, _, _, p4, *_ in explained:
+        if opcode == "Init":
+            opcodes = programs[str(p4)] = []
+        opcodes.append(opcode)
+
+    assert "OpenEphemeral" not in programs["-- TRIGGER write_listing"]
+
+
+@pytest.mark.usefixtures("few")
 def test_under_load_rows_are_folded_between_two_groups(file: File) -> None:
     """The writer never rests: no more stand apart than four times as many and a group's."""
     for number in range(5 * MAX):
