@@ -389,6 +389,9 @@ class TurnContext:
             is_first = False
             if not self._owner.take_piece(stream):
                 await self._owner.ref.tell(stream)
+                # The owner handles it meanwhile. Without this, a source that never waits would come
+                # back each time just before the owner is at rest, and all pieces would be messages.
+                await anyio.lowlevel.checkpoint()
             # A source of pieces that never waits would keep all other tasks from running, and every
             # interrupt from arriving.
             await anyio.lowlevel.checkpoint()

@@ -42,7 +42,7 @@ from turnkeeper.actors.events import (
 )
 from turnkeeper.actors.journal import Listing, Record
 from turnkeeper.actors.values.text import hold_back_half, storable
-from turnkeeper.runtime import OutcomeUnknown, Unavailable
+from turnkeeper.runtime import OutcomeUnknown, Runtime, Unavailable
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -536,6 +536,27 @@ async def test_an_answer_that_gets_too_long_fails_its_turn(way: str) -> None:
         assert end.detail.startswith(f"{AnswerTooLong.__name__}: ")
         assert "10 characters" in end.detail
         assert await second.reply() == "ten chars."
+
+
+async def test_pieces_that_come_at_once_do_not_go_through_the_mailbox() -> None:
+    """A provider's chunks come many to a packet: only the first finds the owner not at rest."""
+    handled: list[int] = []
+
+    @agent
+    async def writes(turn: TurnContext) -> None:
+        write = turn.writer()
+        for number in range(20):
+            await write(f"{number} ")
+            handled.append(sum(actor.handled for actor in runtime.tree().walk()))
+        await turn.say("so many")
+
+    async with (
+        Runtime() as runtime,
+        Conversations(writes, journal=MemoryJournal(), runtime=runtime) as conversations,
+    ):
+        assert await (await conversations["c"].send("count")).reply() == "so many"
+
+    assert handled[-1] - handled[0] <= 1, handled
 
 
 def test_a_limit_that_no_answer_fits_is_refused() -> None:
