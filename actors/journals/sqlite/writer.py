@@ -276,13 +276,15 @@ class SQLiteWriter:
         has_worked, self._has_worked = self._has_worked, False
         if has_worked and not self._is_index_late():
             return _REST_PAUSE_S
-        if are_many_recent:
+        if are_many_recent and not has_worked:
             self._fold_more()
             return 0.0
         if self.is_erasing and self._ports.monotonic() >= self._erases_at:
             self._finish_erasing()
             return 0.0
         pause_s = self._index_more() if self._is_searching else None
+        if pause_s is None and are_many_recent:
+            return _REST_PAUSE_S
         return _RETRY_S if pause_s is None and self.is_erasing else pause_s
 
     def _is_index_late(self) -> bool:

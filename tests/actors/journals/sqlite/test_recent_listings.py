@@ -37,7 +37,12 @@ class File:
     """A journal file, written in this thread; it remembers what lists have to show."""
 
     def __init__(
-        self, path: Path, failpoint: Callable[[str], None] = lambda _boundary: None
+        self,
+        path: Path,
+        failpoint: Callable[[str], None] = lambda _boundary: None,
+        *,
+        ports: Ports = Ports(),
+        is_searching: bool = False,
     ) -> None:
         self.path = path
         self.connection = open_for_writing(path, synchronous="NORMAL", busy_wait_s=1)
@@ -45,11 +50,11 @@ class File:
             self.connection,
             path=path,
             owner="a test",
-            ports=Ports(),
+            ports=ports,
             failpoint=failpoint,
             tails_max=100,
             rejection_age_s_max=1e9,
-            is_searching=False,
+            is_searching=is_searching,
             is_log_left=False,
             on_closed=lambda _error: None,
             on_log_bytes=lambda _bytes: None,
@@ -242,6 +247,28 @@ def test_rows_are_folded_once_no_job_has_come_for_a_while(file: File) -> None:
     assert file.recent() == MAX + 1
     file.writer.rest()
     assert file.recent() <= MAX
+
+
+@pytest.mark.usefixtures("few")
+def test_a_late_index_has_the_moments_between_two_groups(tmp_path: Path) -> None:
+    """Rows for lists are folded once no job has come for a while, as without a search."""
+    now = 0.0
+    file = File(tmp_path / "chats.db", ports=Ports(monotonic=lambda: now), is_searching=True)
+    with closing(file.connection):
+        for number in range(MAX + 1):
+            begun = Listing(1, "a", "running", number, number)
+            file.append(f"c{number}", begun)
+            file.append(f"c{number}", begun._replace(seq=2, status="finished"))
+        now += 2.0
+
+        pause_s = file.writer.rest()
+
+        assert pause_s
+        (looked_at,) = file.connection.execute("SELECT cursor FROM search").fetchone()
+        assert looked_at == 2 * (MAX + 1)
+        assert file.recent() == MAX + 1
+        file.rest()
+        assert file.recent() <= MAX
 
 
 def test_a_turn_opens_no_table_for_its_listing(file: File) -> None:
