@@ -85,6 +85,7 @@ _APPENDABLE = (
     ConversationErrorEvent,
     UnknownEvent,
 )
+_APPENDABLE_TOGETHER = (*_APPENDABLE, RetractionEvent)
 
 
 def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Decision:
@@ -227,12 +228,17 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
             raise EventIdConflict(working.conversation_id, seqs)
         return Decision(reply=Duplicate(in_order[-1].seq))
     for event in events:
-        is_sent = isinstance(event, UserMessageEvent) and (
-            (event.message_id, event.queued_event_id, event.replaces) != (None, None, None)
+        is_sent = (
+            event.kind == "user_message"
+            and isinstance(event, UserMessageEvent)
+            and (event.message_id, event.queued_event_id, event.replaces) != (None, None, None)
         )
-        if is_sent or not isinstance(event, (*_APPENDABLE, RetractionEvent)):
+        if is_sent or not isinstance(event, _APPENDABLE_TOGETHER):
             raise NotAppendable(working.conversation_id, type(event).__name__)
     _check_leaves_turn_alone(working, events)
+    if seq := working.state.seq:  # as in `_append`
+        written = {event.id: one for event, one in zip(events, command.written, strict=True)}
+        return Decision(events, Appended(seq + len(events)), written=written)
     draft = Draft(working, stamp)
     _begin_log_before(draft, events[0], command.expected)
     draft.extend(events, command.written)

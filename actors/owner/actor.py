@@ -50,6 +50,7 @@ from ..agents.watcher import NoteFailure, Watcher, Watching
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
     Append,
+    AppendAll,
     BeginStep,
     Change,
     Command,
@@ -127,6 +128,8 @@ _PARK_TIMER = "park"
 Verify = Literal["off", "sampled", "always"]
 """How often, after a commit, the view is rebuilt from the log on the side and compared."""
 
+
+_APPENDS = (Append, AppendAll)
 
 # Commands and queries that neither answer an open call nor need it to be answered.
 _LEAVING_CALLS_OPEN = (
@@ -341,8 +344,8 @@ class ConversationActor(Actor[Command | Query]):
         now = ports.now()
         taken: list[Taken] = []
         for each in deliveries:
-            # An `Append` to a log that has begun needs no new ids: its event has one.
-            needs_ids = not (has_begun and type(each.message) is Append)
+            # An append to a log that has begun needs no new ids: its events have theirs.
+            needs_ids = not (has_begun and type(each.message) in _APPENDS)
             taken.append(Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
         return taken
 

@@ -47,19 +47,20 @@ def may_be_known(command: Command | Query, state: Folded) -> bool:
         return False  # owners and agents make the ids of what they write
     if command.expected is not None:
         return True
+    if isinstance(command, Append):  # the commonest comes first
+        event = command.event
+        # Ids rise, so a new event's is greater.
+        return event.id <= state.event_id_max or (
+            event.kind == "user_message"
+            and isinstance(event, UserMessageEvent)
+            and event.message_id is not None
+        )
+    if isinstance(command, AppendAll):  # none of its events may have a message id
+        return any(event.id <= state.event_id_max for event in command.events)
     if isinstance(command, Send):
         names_events = command.event_id is not None or command.replaces is not None
         return names_events or state.turns.may_know(command.message_id)
-    if not isinstance(command, Append):
-        return True
-    event = command.event
-    if event.id <= state.event_id_max:  # ids rise, so a new event's is greater
-        return True
-    return (
-        event.kind == "user_message"
-        and isinstance(event, UserMessageEvent)
-        and event.message_id is not None
-    )
+    return True
 
 
 async def look_up(taken: Taken, working: WorkingState, journal: Journal) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import pytest
@@ -14,7 +14,9 @@ from turnkeeper.actors import (
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
+from turnkeeper.actors.core.commands import Append, AppendAll
 from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotAppendable
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -26,6 +28,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
 )
 from turnkeeper.actors.journal import Record
+from turnkeeper.actors.owner.look_ups import may_be_known
 from turnkeeper.runtime.testing import settle
 
 from ..conversations.worlds import HeldAgent, WatchedJournal, log_of, verified
@@ -180,3 +183,17 @@ async def test_a_retraction_goes_with_what_stands_in_its_place() -> None:
         assert list(await alice.view()) == [ASKED, better]
         with pytest.raises(AdmissionRefused):
             await alice.append_all([RetractionEvent(retracted_event_ids=(ANSWER.id,))])
+
+
+@pytest.mark.parametrize("make", [Append, lambda event: AppendAll((event,))])
+def test_only_an_event_that_the_log_may_have_is_looked_up(
+    make: Callable[[Event], Append | AppendAll],
+) -> None:
+    """Ids rise: a new event's is above all in the log."""
+    old, known, new = (AgentMessageEvent(content=text) for text in ("old", "known", "new"))
+    state = Folded()
+    state.fold(known)
+
+    assert may_be_known(make(old), state)
+    assert may_be_known(make(known), state)
+    assert not may_be_known(make(new), state)

@@ -54,6 +54,13 @@ RECORDED: dict[tuple[str, str], Cost] = {
 }
 
 
+RECORDED_TOGETHER: dict[tuple[str, str], Cost] = {
+    ("3.11", "asyncio"): Cost(7258, 302),
+    ("3.11", "trio"): Cost(8211, 347),
+}
+"""Of an append of `TOGETHER` events in one call."""
+TOGETHER = 4
+
 OBJECTS: dict[tuple[str, str], float] = {
     ("3.11", "asyncio"): 20,
     ("3.11", "trio"): 13,
@@ -120,15 +127,25 @@ async def silent(_: TurnContext) -> None:
     """Do nothing: the events are appended by their callers."""
 
 
-async def append_each(conversations: list[Conversation], each: int) -> None:
-    """Have all conversations append at once, each waiting for its last append."""
+def message(number: int) -> UserMessageEvent | AgentMessageEvent:
+    text = f"message {number}"
+    return UserMessageEvent(content=text) if number % 2 else AgentMessageEvent(content=text)
+
+
+async def append_each(
+    conversations: list[Conversation], each: int, *, together: int | None = None
+) -> None:
+    """Have all conversations append at once, each waiting for its last append.
+
+    `together`: the events of one call; None for single ones.
+    """
 
     async def converse(conversation: Conversation) -> None:
         for number in range(each):
-            text = f"message {number}"
-            await conversation.append(
-                UserMessageEvent(content=text) if number % 2 else AgentMessageEvent(content=text)
-            )
+            if together is None:
+                await conversation.append(message(number))
+            else:
+                await conversation.append_all([message(one) for one in range(together)])
 
     async with anyio.create_task_group() as group:
         for conversation in conversations:
@@ -136,19 +153,21 @@ async def append_each(conversations: list[Conversation], each: int) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("together", [None, TOGETHER])
 async def test_an_append_takes_no_more_opcodes_and_calls_than_were_recorded(
-    anyio_backend: tuple[str, dict[str, Any]],
+    anyio_backend: tuple[str, dict[str, Any]], together: int | None
 ) -> None:
-    recorded = RECORDED[recorded_for(anyio_backend[0])]
+    figures = RECORDED if together is None else RECORDED_TOGETHER
+    recorded = figures[recorded_for(anyio_backend[0])]
     if sys.gettrace() is not None:
         pytest.skip("a debugger or the measuring of coverage traces already")
     async with Conversations(silent, journal=MemoryJournal()) as opened:
         conversations = [opened[f"c{number}"] for number in range(CONVERSATIONS)]
-        await append_each(conversations, 2)
+        await append_each(conversations, 2, together=together)
         counter = Counter()
 
         with counter.counting():
-            await append_each(conversations, EACH)
+            await append_each(conversations, EACH, together=together)
 
     appends = CONVERSATIONS * EACH
     cost = Cost(counter.opcodes / appends, counter.calls / appends)
