@@ -830,6 +830,10 @@ class ConversationActor(Actor[Command | Query]):
                 await self._setup.agent.run(turn)
         except BaseException as error:
             if not is_own_failure(error):
+                if isinstance(error, BaseExceptionGroup):
+                    # Beside the agent's cancellation, trio raises what its tasks got that wrote to
+                    # the turn after its end. That is no failure, and the runtime would report it.
+                    raise (error.split((StaleTurn, TurnSuspended))[1] or error) from None
                 raise
             if isinstance(error, LeaseExpired):
                 self.check_lease()  # raises if it is this owner's; another's is the turn's failure

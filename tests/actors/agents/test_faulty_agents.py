@@ -227,6 +227,27 @@ async def test_a_call_that_was_cancelled_before_it_began_has_a_result(anyio_back
     gc.collect()  # here, where its warning is expected
 
 
+async def test_the_end_of_a_turn_is_no_failure_of_the_tasks_that_still_wrote() -> None:
+    """On trio, the task group raises what they got in one group with its cancellation."""
+
+    @agent
+    async def writing(turn: TurnContext) -> None:
+        async def write_late() -> None:
+            with anyio.CancelScope(shield=True):
+                await opened["c"].interrupt()
+            await turn.say("late")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            group.start_soon(write_late)
+
+    async with verified(writing, journal=MemoryJournal()) as opened:
+        with opened.runtime.events.subscribe(Failure) as failures:
+            assert (await (await opened["c"].send("?")).end()).outcome == "interrupted"
+            await settle()
+        assert [failure async for failure in failures] == []
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_agent_that_cancels_its_own_task_and_returns_has_completed_its_turn(
     anyio_backend: str,
