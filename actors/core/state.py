@@ -32,6 +32,7 @@ from ..events import (
     is_seen_by_model,
 )
 from ..journal import Listing, Snapshot
+from ..values.tables import end_alike
 from .admission import Admission
 from .details import Details
 from .limits import Limits
@@ -58,6 +59,8 @@ _NO_IDS: Final[frozenset[str]] = frozenset()
 _NO_METRICS: Final = Metrics()
 _NO_DETAILS: Final = Details()
 _NEW_STATUS: Final = StatusFold()
+_WITHOUT_IDS: Final = {"turns": None, "calls_left": (), "responses_left": ()}
+"""Replaces the folds that limits bound."""
 _USAGES_MAX: Final = 16
 
 
@@ -223,6 +226,20 @@ class Folded(ListedFold):
         if not isinstance(other, Folded):
             return NotImplemented
         return self._stored() == other._stored()
+
+    def agrees_with(self, other: Folded) -> bool:
+        """True if both may be of one log, whatever the limits under which each was folded.
+
+        The limits bound the ids that memory holds. Owners with other limits may have written a
+        snapshot, and so the folds of its log can differ from it in those alone.
+        """
+        mine, its = self._stored(), other._stored()
+        return (
+            mine.turns.agrees_with(its.turns)
+            and end_alike(mine.calls_left, its.calls_left)
+            and end_alike(mine.responses_left, its.responses_left)
+            and mine.model_copy(update=_WITHOUT_IDS) == its.model_copy(update=_WITHOUT_IDS)
+        )
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 

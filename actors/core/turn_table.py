@@ -25,7 +25,7 @@ from ..events import (
     ResumedEvent,
     UserMessageEvent,
 )
-from ..values.tables import NO_TABLE
+from ..values.tables import NO_TABLE, end_alike
 
 __all__ = [
     "TURN_KINDS",
@@ -222,6 +222,28 @@ class TurnTable:
         all of one length, so a new one ranks above it.
         """
         return bool(self._forgotten_max) and _rank(message_id) <= _rank(self._forgotten_max)
+
+    def agrees_with(self, other: TurnTable) -> bool:
+        """True if both may be of one log, each with a bound of its own on the ids that it holds."""
+        mine, its = (
+            replace(table, answers=NO_TABLE, _known=NO_TABLE, _forgotten_max="")
+            for table in (self, other)
+        )
+        return (
+            mine == its
+            and end_alike([*self.answers.items()], [*other.answers.items()])
+            and self._lacks_only_forgotten(other)
+            and other._lacks_only_forgotten(self)
+        )
+
+    def _lacks_only_forgotten(self, other: TurnTable) -> bool:
+        """True if this table holds each message of the other, or may have let it go."""
+        return all(
+            self._known[known] == of_other
+            if known in self._known
+            else self.may_have_forgotten(known)
+            for known, of_other in other._known.items()
+        )
 
     def fold(self, event: Event, seq: int, *, known_max: int) -> None:
         """Advance by one event of the log; hold the newest `known_max` message ids, and answers."""

@@ -630,7 +630,7 @@ async def verify(caller: Reading) -> Response:
         load.fold(logged.event)
         seq = logged.seq
     folded, enforced_away = load.finish()
-    is_sound = not enforced_away and folded == await caller.conversation.at(seq)
+    is_sound = not enforced_away and folded.agrees_with(await caller.conversation.at(seq))
     return json_reply({"events": seq, "is_sound": is_sound})
 
 

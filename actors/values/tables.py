@@ -6,9 +6,10 @@ would take 64 bytes for each. So a fold begins with this one, and makes its own 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-__all__ = ["NO_TABLE"]
+__all__ = ["NO_TABLE", "end_alike"]
 
 
 class _NoTable(dict[Any, Any]):  # Any: it stands for tables of every type
@@ -23,3 +24,9 @@ class _NoTable(dict[Any, Any]):  # Any: it stands for tables of every type
 
 
 NO_TABLE: Final[dict[Any, Any]] = _NoTable()
+
+
+def end_alike(one: Sequence[object], other: Sequence[object]) -> bool:
+    """True if the shorter sequence is the end of the longer one."""
+    count = min(len(one), len(other))
+    return one[len(one) - count :] == other[len(other) - count :]

@@ -15,12 +15,14 @@ from turnkeeper.actors import (
     Conversation,
     Conversations,
     MemoryJournal,
+    MemoryStore,
     ModelResponse,
     ScriptedModel,
     ToolAgent,
     ToolCall,
     gateway,
 )
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import JournalUnavailable
 from turnkeeper.actors.events import ObservationEvent
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
@@ -466,6 +468,20 @@ async def test_a_sound_log_is_verified(world: World) -> None:
 
     assert (await world.http.post(f"{HERE}/verify")).json() == {"events": 4, "is_sound": True}
     assert (await world.http.post("/v1/conversations/none/verify")).status_code == 404
+
+
+async def test_a_log_is_sound_whatever_the_limits_of_its_earlier_owner() -> None:
+    store = MemoryStore()
+    limits = Limits(known_messages_max=2, snapshot_events=2)
+    async with Conversations(
+        HeldAgent(), journal=MemoryJournal(store), limits=limits, queued_messages_max=1
+    ) as conversations:
+        for _ in range(8):
+            await (await conversations["alice"].send("one")).reply()
+
+    async with gateway_world(journal=MemoryJournal(store)) as world:
+        found = await world.http.post(f"{HERE}/verify")
+    assert found.json() == {"events": 32, "is_sound": True}
 
 
 async def test_what_admission_refused_is_shown(world: World) -> None:
