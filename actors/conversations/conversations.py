@@ -239,6 +239,7 @@ class Conversations:
         self._exit_stack = AsyncExitStack()
         self._closing = anyio.Lock()
         self._is_entered = False
+        self._has_block = False
         self._is_close_asked = False
         self._is_closing = False
         self._is_open = False
@@ -266,8 +267,18 @@ class Conversations:
 
         If another task is still in `start`, that `start` closes what it has opened and raises
         `ConversationsClosed`; `aclose` waits for this. Raises `RuntimeError` in another event loop
-        than the one of `start`; nothing is closed then.
+        than the one of `start`, and while an `async with` block is open, which closes them at its
+        end; nothing is closed then.
         """
+        if self._has_block and self._is_open:
+            # It may hold scopes of the task that entered it, which no other task can leave.
+            raise RuntimeError(
+                "the conversations were entered with `async with`, which closes them; nothing was "
+                "closed; leave the block, or open them with `start`"
+            )
+        await self._close()
+
+    async def _close(self) -> None:
         if self._runtime is not None:
             self._runtime.check_home()
         self._region = None
@@ -290,17 +301,18 @@ class Conversations:
                 "Conversations can be entered once; make new Conversations for the same journal"
             )
         self._is_entered = True
+        self._has_block = has_block
         # `aclose` waits until this has ended.
         self._closing.acquire_nowait()
         try:
-            await self._open(has_block=has_block)
+            await self._open()
         except BaseException:
             self._region = None
             raise
         finally:
             self._closing.release()
 
-    async def _open(self, *, has_block: bool) -> None:
+    async def _open(self) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._journal)
             self._setup.subscriptions.open()
@@ -308,7 +320,7 @@ class Conversations:
             runtime = self._given_runtime
             if runtime is None:
                 runtime = Runtime(ports=self._ports)
-                if has_block:
+                if self._has_block:
                     await stack.enter_async_context(runtime)
                 else:
                     await runtime.start()
@@ -346,7 +358,7 @@ class Conversations:
             self._is_open = True
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+        await self._close()
 
     def _begin_closing(self) -> None:
         self._is_closing = True

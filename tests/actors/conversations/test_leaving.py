@@ -185,6 +185,35 @@ async def test_conversations_may_be_opened_and_closed_by_different_tasks(
         assert await log_of(again["c"]) == ["u:A", "a:a(A)"]
 
 
+@pytest.mark.parametrize("where", ["a scope in the block", "another task", "an agent"])
+async def test_a_block_that_is_open_is_closed_by_nothing_else(where: str) -> None:
+    """Closing leaves the scopes of the task that entered it: the backends cannot mend that."""
+    refused: list[str] = []
+
+    async def close() -> None:
+        with pytest.raises(RuntimeError, match="nothing was closed"):
+            await opened.aclose()
+        refused.append(where)
+
+    @agent
+    async def closing(_: TurnContext) -> str:
+        if where == "an agent":
+            await close()
+        return "it goes on"
+
+    async with verified(closing, journal=MemoryJournal()) as opened:
+        assert await (await opened["c"].send("A")).reply() == "it goes on"
+        if where == "another task":
+            async with anyio.create_task_group() as group:
+                group.start_soon(close)
+        elif where == "a scope in the block":
+            with anyio.CancelScope():
+                await close()
+        assert await (await opened["d"].send("B")).reply() == "it goes on"
+    assert set(refused) == {where}
+    await opened.aclose()  # it is closed: nothing
+
+
 async def test_a_journal_in_memory_is_open_until_all_have_left() -> None:
     journal = MemoryJournal()
     async with verified(HeldAgent(), journal=journal) as first:
