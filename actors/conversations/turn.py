@@ -242,23 +242,33 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
 
     def __init__(self, access: TurnAccess, sent: Sent) -> None:
         self._access = access
+        self._sent = sent
         self._watch = _TurnWatch(access.conversation_id, sent)
         self._reader = access.follow(sent.seq, pieces=True)
         self._user_may_have_changed = False
         """True if the conversation may have been given to another user since the last check."""
+        self._has_ended: bool | None = None
+        """True if the turn had ended before the first item; looked at inside another turn alone."""
 
     async def __anext__(self) -> LoggedEvent | TextDelta:
         if self._watch.end is not None:
             raise StopAsyncIteration
-        with self._access.note_waiting():
+        access = self._access
+        if self._has_ended is None:
+            # As in `Turn.end`: a turn that has ended needs no wait, so it closes no circle of them.
+            ended = None
+            if access.is_inside_a_turn:
+                ended = await _find_end(access, self._sent, access.read_back(self._sent.seq))
+            self._has_ended = ended is not None
+        with _NOTHING_TO_NOTE if self._has_ended else access.note_waiting():
             while True:
                 if self._user_may_have_changed:
-                    await self._access.check_user()
+                    await access.check_user()
                     self._user_may_have_changed = False
                 try:
                     item = await self._reader.next_item(self._watch.turn_id)
                 except StopAsyncIteration:
-                    raise ConversationsClosed(self._access.conversation_id) from None
+                    raise ConversationsClosed(access.conversation_id) from None
                 if isinstance(item, TextDelta):
                     return item
                 event = item.event
@@ -267,6 +277,16 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
                     self._user_may_have_changed |= event.owner is not None
                 if self._watch.look_at(event):
                     return item
+
+
+async def _find_end(access: TurnAccess, sent: Sent, events: EventReader) -> TurnEnd | None:
+    """Return how the turn of a chat message ended; None if these events do not tell."""
+    watch = _TurnWatch(access.conversation_id, sent)
+    async for logged in events:
+        watch.look_at(logged.event)
+        if watch.end is not None:
+            return watch.end
+    return None
 
 
 class Turn:
@@ -359,7 +379,7 @@ class Turn:
             ended = await self.find_end()
         if ended is None:
             with access.note_waiting():
-                ended = await self._find_end(access.follow(self.seq))
+                ended = await _find_end(access, self._sent, access.follow(self.seq))
         if ended is None:
             raise ConversationsClosed(access.conversation_id)
         return ended
@@ -369,15 +389,7 @@ class Turn:
 
         Raises `ConversationDeleted`.
         """
-        return await self._find_end(self._access.read_back(self.seq))
-
-    async def _find_end(self, events: EventReader) -> TurnEnd | None:
-        watch = _TurnWatch(self._access.conversation_id, self._sent)
-        async for logged in events:
-            watch.look_at(logged.event)
-            if watch.end is not None:
-                return watch.end
-        return None
+        return await _find_end(self._access, self._sent, self._access.read_back(self.seq))
 
     def __aiter__(self) -> AsyncIterator[LoggedEvent | TextDelta]:
         """Iterate over the turn's events, with the pieces of its answer (`TextDelta`) between them.

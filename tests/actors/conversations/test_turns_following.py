@@ -507,6 +507,25 @@ async def test_following_a_turn_that_would_have_to_wait_for_this_one_is_refused(
         assert heard == [AskCycle]
 
 
+async def test_a_turn_may_follow_an_earlier_one_of_its_own_conversation() -> None:
+    followed: list[str] = []
+
+    @agent
+    async def looks_back(turn: TurnContext) -> str:
+        if turn.message.content == "B":
+            earlier = await chat.turn("A")
+            followed.extend(
+                [item.event.kind async for item in earlier if isinstance(item, LoggedEvent)]
+            )
+        return "done"
+
+    async with verified(looks_back, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A", message_id="A")).reply()
+        assert await (await chat.send("B")).reply() == "done"
+    assert followed == ["user_message", "agent_message", "turn_ended"]
+
+
 async def test_many_followers_of_one_turn_see_the_same() -> None:
     steps = StepAgent({"A": "calls"})
     steps.hold("A thinks 0")
