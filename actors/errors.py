@@ -630,7 +630,8 @@ class OwnedElsewhere(OwnershipLost):
         if is_file:
             whose = (
                 "which is alive; nothing was changed; stop it, or let several processes share a "
-                "PostgresJournal; if it hangs, take the file with SQLiteJournal(path, takeover=True)"
+                "PostgresJournal; if it hangs, take the file with "
+                "SQLiteJournal(path, takeover=True)"
             )
         elif is_older:
             whose = (
