@@ -203,6 +203,7 @@ class ConversationActor(Actor[Command | Query]):
         "_is_condensing_hard",
         "_is_step_held",
         "_is_wanted",
+        "_late_proposal",
         "_listed_seq",
         "_parking",
         "_running",

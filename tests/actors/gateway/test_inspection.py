@@ -21,6 +21,7 @@ from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.errors import CorruptLog
 from turnkeeper.actors.gateway import history
 from turnkeeper.actors.gateway.changes import feed_changes
+from turnkeeper.actors.gateway.outline import Outline
 from turnkeeper.actors.gateway.pages import _pages
 from turnkeeper.actors.gateway.service import WARN_EVERY_S, WARNINGS_MAX
 from turnkeeper.actors.journal import READ_BYTES, Journal, StoredRecord
@@ -100,7 +101,7 @@ async def test_a_long_log_is_read_in_slices_between_which_other_tasks_run(
 
     async with reading(MemoryJournal(), story) as (_, app), anyio.create_task_group() as group:
         counting(history, "decode_record")
-        counting(history.Outline, "fold")
+        counting(Outline, "fold")
         counting(snapshots, "encode_event")
         group.start_soon(note_turns)
         await app._service.histories.at(story.name, 512)

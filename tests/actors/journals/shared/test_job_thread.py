@@ -79,16 +79,21 @@ async def submitted(worker: Steps, then: int) -> tuple[Job[object], list[Job[obj
     return first, others
 
 
+def is_done(job: Job[object]) -> bool:
+    """The same as the attribute, which the type checker takes for a constant."""
+    return job.is_done
+
+
 async def test_callers_wake_when_the_next_large_group_is_under_way() -> None:
     """Their loop would keep the worker from sending it, and leave the database idle."""
     worker = Steps()
     first, others = await submitted(worker, GROUP)
 
     assert await worker.next() == f"{GROUP} prepared"
-    assert not first.is_done
+    assert not is_done(first)
     worker.go_on()
     assert await worker.next() == f"{GROUP} sent"
-    assert first.is_done
+    assert is_done(first)
 
     worker.go_on()
     assert [await job for job in others] == ["done"] * GROUP
@@ -101,7 +106,7 @@ async def test_callers_wake_at_once_if_few_jobs_wait() -> None:
     first, others = await submitted(worker, GROUP // 2 - 1)
 
     assert await worker.next() == f"{len(others)} prepared"
-    assert first.is_done
+    assert is_done(first)
 
     worker.go_on(2)
     assert [await job for job in others] == ["done"] * len(others)
@@ -114,11 +119,11 @@ async def test_callers_wake_behind_a_group_that_did_not_wait() -> None:
     assert await worker.next() == f"{GROUP} prepared"
     worker.go_on()
     assert await worker.next() == f"{GROUP} sent"
-    assert not first.is_done
+    assert not is_done(first)
 
     worker.go_on()
     assert [await job for job in others] == ["done"] * GROUP
-    assert first.is_done
+    assert is_done(first)
     await worker.thread.stop()
 
 
@@ -129,7 +134,7 @@ async def test_callers_who_are_not_woken_yet_learn_that_the_thread_hangs() -> No
 
     worker.thread._note_hung()
 
-    assert first.is_done
+    assert is_done(first)
     for job in (first, *others):
         with pytest.raises(JournalOutcomeUnknown, match="hangs"):
             await job
