@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import (
@@ -788,20 +788,6 @@ def decode_known(payload: bytes) -> Sequence[Event]:
         if not _ALWAYS_WRITTEN.issubset(event.__pydantic_fields_set__):
             raise ValueError("an event without an id or a timestamp")
     return events
-
-
-def build_models() -> Iterator[None]:
-    """Build the model of each kind that was not used yet; yield after each of them.
-
-    For a caller that would use them all at once: the event loop would stand still for 10 ms.
-    """
-    for known in EVENT_CLASSES.values():
-        if not known.__pydantic_complete__:
-            known.model_rebuild()
-            yield
-    if not _KNOWN_EVENTS.pydantic_complete:
-        _KNOWN_EVENTS.rebuild()
-        yield
 
 
 def _decode_object(payload: bytes | str, upcasters: Upcasters) -> Event:

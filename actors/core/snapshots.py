@@ -6,23 +6,18 @@ a kind that this version knows. A snapshot that does not fit is treated as absen
 
 A long view takes a while, and the event loop would stand still for it. So snapshots are written
 and read in slices: generators that yield wherever other tasks may run. Each slice of the view has a
-line of its own in the JSON, which pydantic reads in one call. At the first snapshot of a process,
-pydantic builds what it needs, in slices too: each fold has an adapter of its own, since one for all
-of them would take too long.
+line of its own in the JSON, which pydantic reads in one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
 from io import BytesIO
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Any, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter
-from pydantic_core import from_json, to_json
+from pydantic import BaseModel, ConfigDict
 
-from ..events import EVENT_CLASSES, Event, Task, build_models, decode_known, encode_event
+from ..events import EVENT_CLASSES, Event, Task, decode_known, encode_event
 from ..journal import Snapshot
 from ..values.upcasters import UPCASTERS
 from .details import Details
@@ -56,9 +51,11 @@ FOLDS_VERSION = 18
 SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFolds:
+class StoredFolds(BaseModel):
     """All folds of one log, as values."""
+
+    # Built at the first snapshot, which takes a while.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     seq: int
     view: tuple[Any, ...]  # Any: events, which are written and read apart, in slices
@@ -95,40 +92,13 @@ _BEFORE_VIEW, _AFTER_VIEW = b',"view":[', b"\n]}"
 """The view goes last; a line end comes before each of its slices and before the closing bracket."""
 
 
-# Any: type hints, and adapters each of which has a type of its own.
-
-
-@cache
-def _types() -> dict[str, Any]:
-    """Return the type of each field but the view."""
-    types = get_type_hints(StoredFolds)
-    del types["view"]
-    return types
-
-
-@cache
-def _adapter(name: str) -> TypeAdapter[Any]:
-    """Return the adapter of a field."""
-    return TypeAdapter(_types()[name])
-
-
-def _build() -> Slices[None]:
-    """Build what pydantic needs to write and read snapshots; a slice takes about a millisecond."""
-    yield from build_models()
-    if _adapter.cache_info().currsize < len(_types()):
-        for name in _types():
-            _adapter(name)
-            yield
-
-
 def encode_snapshot(folds: StoredFolds) -> Slices[Snapshot]:
-    """Return the folds as a journal keeps them; nothing may change them meanwhile."""
-    yield from _build()
-    parts = [
-        b'"%b":%b' % (name.encode(), _adapter(name).dump_json(getattr(folds, name)))
-        for name in _types()
-    ]
-    return (yield from _with_view(folds.seq, b"{%b}" % b",".join(parts), folds.view))
+    """Return the folds as a journal keeps them.
+
+    All but the view is encoded by the call itself; the view of `folds` does not change.
+    """
+    rest = folds.model_dump_json(exclude={"view"}).encode()
+    return _with_view(folds.seq, rest, folds.view)
 
 
 def _with_view(seq: int, rest: bytes, view: Sequence[Event]) -> Slices[Snapshot]:
@@ -151,29 +121,16 @@ def decode_snapshot(snapshot: Snapshot) -> Slices[StoredFolds | None]:
     try:
         if not (begin.endswith(_BEFORE_VIEW) and payload.endswith(_AFTER_VIEW)):
             raise ValueError("the view is not in lines")
-        yield from _build()
-        folds = _read_folds(begin + _AFTER_VIEW)
+        folds = StoredFolds.model_validate_json(begin + _AFTER_VIEW)
         yield
         view = yield from _read_view(payload, len(begin))
     except ValueError:
         return None  # another shape under the same version, which should have risen: not trusted
-    folds = replace(folds, view=view)
+    folds = folds.model_copy(update={"view": view})
     known = EVENT_CLASSES.keys() | UPCASTERS.kinds
     if folds.seq != snapshot.seq or known.intersection(folds.unknown_kinds):
         return None
     return folds
-
-
-def _read_folds(payload: bytes) -> StoredFolds:
-    """Return the folds that this JSON holds, with an empty view."""
-    parts = from_json(payload)
-    if not isinstance(parts, dict) or parts.pop("view", None) != []:
-        raise ValueError("the folds are no object with a view")
-    if parts.keys() != _types().keys():
-        raise ValueError("the folds are not those of this version")
-    # As JSON again: pydantic takes less of what is Python already.
-    read = {name: _adapter(name).validate_json(to_json(part)) for name, part in parts.items()}
-    return StoredFolds(**read, view=())
 
 
 def _read_view(payload: bytes, at: int) -> Slices[tuple[Event, ...]]:

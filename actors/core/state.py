@@ -395,14 +395,14 @@ class Folded(ListedFold):
 
     def _stored(self) -> StoredFolds:
         view = self.view
-        return StoredFolds(
+        return StoredFolds.model_construct(
             seq=self.seq,
             view=tuple(view),
             unhandled_request=view.unhandled_condensation_request,
             calls_left=self.admission.calls_left,
             responses_left=self.admission.responses_left,
             status=self._status,
-            turns=self.turns.copy(),
+            turns=self.turns,
             condensed_turns=tuple(sorted(self.condensed_turns)),
             is_turn_too_long=self.is_turn_too_long,
             recently_seen=stored_seen(self.recently_seen),

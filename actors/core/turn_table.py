@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, Self
 
 from ..events import (
@@ -194,12 +194,6 @@ class TurnTable:
         if self.is_paused:
             return "resume"
         return "confirmation" if self.awaiting else None
-
-    def copy(self) -> TurnTable:
-        """Return an independent table of the same entries."""
-        return replace(
-            self, answers=dict(self.answers), _queued=dict(self._queued), _known=dict(self._known)
-        )
 
     def find(self, message_id: str) -> KnownMessage | None:
         """Return the chat message of this id, if it is among the newest."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -109,37 +107,6 @@ def test_a_snapshot_with_an_event_that_cannot_be_read_is_as_none(
 
     assert spoilt != payload
     assert Folded.from_snapshot(Snapshot(seq, version, spoilt)) is None
-
-
-@pytest.mark.parametrize("slices", ["Folded().writing_snapshot()", "Folded.restoring(stored())"])
-def test_the_first_snapshot_of_a_process_builds_one_thing_in_a_slice(slices: str) -> None:
-    """Built in one go, they stopped the event loop for 7 ms. In a process that has built none."""
-    program = f"""
-from turnkeeper.actors import events
-from turnkeeper.actors.core import snapshots
-from turnkeeper.actors.core.state import Folded
-from turnkeeper.actors.journal import Snapshot
-
-
-def built():
-    models = [*events.EVENT_CLASSES.values()]
-    complete = sum(model.__pydantic_complete__ for model in models)
-    complete += events._KNOWN_EVENTS.pydantic_complete
-    return complete + snapshots._adapter.cache_info().currsize
-
-
-def stored():
-    payload = snapshots._BEFORE_VIEW + snapshots._AFTER_VIEW
-    return Snapshot(0, snapshots.SNAPSHOT_VERSION, payload)
-
-
-counts = [built(), *(built() for _ in {slices}), built()]
-print(max(after - before for before, after in zip(counts, counts[1:])), counts[-1] - counts[0])
-print(len(events.EVENT_CLASSES) + 1 + len(snapshots._types()))
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    most, in_all, expected = map(int, ran.stdout.split())
-    assert (most, in_all) == (1, expected)
 
 
 @pytest.mark.anyio
