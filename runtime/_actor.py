@@ -47,9 +47,6 @@ class Actor(Generic[M]):
     `ActorFailed`, or the error itself if it is one of the five kinds (`turnkeeper.runtime.errors`).
     """
 
-    # A subclass may have slots too: then its actors at rest have no dict.
-    __slots__ = ("_turnkeeper_life",)
-
     batch_max: ClassVar[int] = 1
     """The most messages that `receive_batch` is given at once."""
 

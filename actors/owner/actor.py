@@ -191,33 +191,6 @@ class ConversationActor(Actor[Command | Query]):
 
     batch_max: ClassVar[int] = 64
 
-    # For the garbage collector: a dict would be one more object of each active conversation.
-    __slots__ = (
-        "_agent_effect",
-        "_agent_of",
-        "_claimed_at",
-        "_condenser_effect",
-        "_condenser_rests_with",
-        "_conversation_id",
-        "_held",
-        "_is_condensing_hard",
-        "_is_step_held",
-        "_is_wanted",
-        "_late_proposal",
-        "_listed_seq",
-        "_parking",
-        "_running",
-        "_seq",
-        "_setup",
-        "_snapshot_effect",
-        "_snapshot_seq",
-        "_view",
-        "_working",
-        "metrics",
-        "recently_seen",
-        "steps",
-    )
-
     # Set by `_open`. `_working` is ahead of the log from a decision until its commit.
     _claimed_at: float
     _working: WorkingState

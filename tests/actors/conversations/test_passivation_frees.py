@@ -24,7 +24,6 @@ from turnkeeper.actors import (
     ToolCall,
 )
 from turnkeeper.actors.events import UserMessageEvent
-from turnkeeper.actors.owner.actor import ConversationActor
 from turnkeeper.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
@@ -121,27 +120,3 @@ async def test_thousands_of_passivations_under_freeze_objects_grow_the_process_b
 
     # Cancelled alarms come and go by hundreds; one object that stays of each would be 5,000.
     assert grown < churned / 10, grown
-
-
-async def test_an_active_conversation_at_rest_is_few_objects_to_the_collector(
-    tmp_path: Path,
-) -> None:
-    """A full collection looks at each of them, and the loop stands still meanwhile."""
-    path, many = tmp_path / "chats.db", 200
-
-    async def open_some(conversations: Conversations, names: str) -> int:
-        for number in range(many):
-            name = f"{names}{number}"
-            await conversations[name].append(UserMessageEvent(content="hello"))
-        gc.collect()
-        return len(gc.get_objects())
-
-    async with Conversations(ToolAgent(ScriptedModel(looks_once)), journal=SQLiteJournal(path)) as (
-        conversations
-    ):
-        before = await open_some(conversations, "a")
-        after = await open_some(conversations, "b")
-    # The cell, its incarnation and the owner; the working state, the folds, the turns, the
-    # admission and the view; the newest events by id, and two for the one event.
-    assert (after - before) / many == pytest.approx(11, abs=0.5)
-    assert not ConversationActor.__dictoffset__
