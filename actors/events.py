@@ -790,6 +790,13 @@ def decode_known(payload: bytes) -> Sequence[Event]:
     return events
 
 
+def build_kinds() -> None:
+    """Build the models of all kinds that are not built yet: each is built at its first use."""
+    for known in EVENT_CLASSES.values():
+        known.model_rebuild()
+    _KNOWN_EVENTS.rebuild()
+
+
 def _decode_object(payload: bytes | str, upcasters: Upcasters) -> Event:
     record = from_json(payload)
     if not isinstance(record, dict):

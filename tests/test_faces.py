@@ -90,7 +90,7 @@ def test_the_names_of_a_first_program_load_no_event_and_little_else() -> None:
 
 
 def test_making_conversations_loads_and_builds_no_model_of_a_kind_of_event() -> None:
-    """A model is built when it is first used; most programs use half of them."""
+    """They are built as the conversations are entered."""
     code = (
         "from turnkeeper import Conversations, MemoryJournal, agent\n"
         "@agent\n"

@@ -300,11 +300,14 @@ class Conversations:
             raise RuntimeError(
                 "Conversations can be entered once; make new Conversations for the same journal"
             )
+        from ..core.snapshots import build_models  # as in `__init__`
+
         self._is_entered = True
         self._has_block = has_block
         # `aclose` waits until this has ended.
         self._closing.acquire_nowait()
         try:
+            build_models()
             await self._open()
         except BaseException:
             self._region = None

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from ..events import EVENT_CLASSES, Event, Task, decode_known, encode_event
+from ..events import EVENT_CLASSES, Event, Task, build_kinds, decode_known, encode_event
 from ..journal import Snapshot
 from ..values.upcasters import UPCASTERS
 from .details import Details
@@ -32,6 +32,7 @@ __all__ = [
     "SNAPSHOT_VERSION",
     "Slices",
     "StoredFolds",
+    "build_models",
     "decode_snapshot",
     "encode_snapshot",
     "run_whole",
@@ -54,7 +55,7 @@ SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"
 class StoredFolds(BaseModel):
     """All folds of one log, as values."""
 
-    # Built at the first snapshot, which takes a while.
+    # Built by `build_models`, or at the first snapshot.
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     seq: int
@@ -76,6 +77,16 @@ class StoredFolds(BaseModel):
     answered_response: str | None
     event_id_max: str
     unknown_kinds: tuple[str, ...]
+
+
+def build_models() -> None:
+    """Build the models of all kinds of events and of a snapshot; later calls do nothing.
+
+    Conversations do so as they are entered. At the first snapshot, or at the first event of a kind,
+    the event loop would stand still for it while others wait.
+    """
+    build_kinds()
+    StoredFolds.model_rebuild()
 
 
 def run_whole(slices: Slices[T]) -> T:

@@ -11,7 +11,6 @@ log of any other origin is read by `ColdLoad`, which enforces the properties of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from ..events import (
@@ -60,6 +59,8 @@ _NO_IDS: Final[frozenset[str]] = frozenset()
 _NO_METRICS: Final = Metrics()
 _NO_DETAILS: Final = Details()
 _NEW_STATUS: Final = StatusFold()
+_WITHOUT_IDS: Final = {"turns": None, "calls_left": (), "responses_left": ()}
+"""Replaces the folds that limits bound."""
 _USAGES_MAX: Final = 16
 
 
@@ -237,13 +238,7 @@ class Folded(ListedFold):
             mine.turns.agrees_with(its.turns)
             and end_alike(mine.calls_left, its.calls_left)
             and end_alike(mine.responses_left, its.responses_left)
-            and its
-            == replace(
-                mine,
-                turns=its.turns,
-                calls_left=its.calls_left,
-                responses_left=its.responses_left,
-            )
+            and mine.model_copy(update=_WITHOUT_IDS) == its.model_copy(update=_WITHOUT_IDS)
         )
 
     __hash__ = None  # type: ignore[assignment]  # it changes

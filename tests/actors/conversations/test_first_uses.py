@@ -15,6 +15,8 @@ import threading
 import anyio
 
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors.core.snapshots import StoredFolds
+from turnkeeper.actors.events import EVENT_CLASSES
 
 
 class Finder:
@@ -34,6 +36,9 @@ async def answers(turn: TurnContext) -> None:
 
 async def main(path: str) -> None:
     async with Conversations(answers, journal=SQLiteJournal(path)) as conversations:
+        for model in (*EVENT_CLASSES.values(), StoredFolds):
+            if not model.__pydantic_complete__:
+                print(f"{model.__name__} is not built")
         sys.meta_path.insert(0, Finder())
         first = conversations["first"]
         await (await first.send("hello")).reply()
@@ -53,12 +58,13 @@ anyio.run(main, sys.argv[1], backend=sys.argv[2])
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_open_conversations_import_nothing_and_the_log_line_of_a_first_failure_neither(
-    tmp_path: Path, backend: str
-) -> None:
-    """structlog, and rich with it, stopped the loop for 70 ms at the first failure."""
+def test_open_conversations_import_nothing_and_build_no_model(tmp_path: Path, backend: str) -> None:
+    """structlog, and rich with it, stopped the loop for 70 ms at the log line of a first failure.
+
+    The models of a first snapshot stopped it for 9 ms.
+    """
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "chats.db"), backend]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert "ValueError: on purpose" in ran.stderr
-    assert ran.stdout.split() == []
+    assert ran.stdout == ""

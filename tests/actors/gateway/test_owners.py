@@ -162,16 +162,14 @@ async def test_what_is_another_users_is_byte_for_byte_what_does_not_exist() -> N
         for place in EVERYWHERE:
             if "{conversation_id}" not in place.path:
                 continue
-            needed = [
-                each.alias
-                for each in place.route.dependant.query_params
-                if each.field_info.is_required()
-            ]
-            query = "?create=false&live=false" + "".join(f"&{name}=0" for name in needed)
+            taken = {each.alias: each for each in place.route.dependant.query_params}
+            query = {name: "0" for name, each in taken.items() if each.field_info.is_required()}
+            query |= {name: "false" for name in ("create", "live") if name in taken}
             foreign, absent = [
                 await wire.http.request(
                     place.method,
-                    place.path.format(conversation_id=name, message_id="m") + query,
+                    place.path.format(conversation_id=name, message_id="m"),
+                    params=query,
                     json=place.body,
                     headers={"X-User": "bob", "Accept": "application/json"},
                 )
