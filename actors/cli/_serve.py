@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect", "serve", "token"]
 
+LOCK_WAIT_S = 5.0
+"""Seconds that another program may keep the file of tokens locked."""
+_LOCK_EVERY_S = 0.05
 STOP_S = 5
 """Seconds that requests get to end once the conversations are handed over."""
 OWNER_WAIT_S = 5.0
@@ -390,10 +393,12 @@ def _open_tokens(file: Path) -> FileIO:
 
 
 def _add_line(opened: FileIO, line: str) -> None:
-    """Add a line, even if the last line of the file has no line end; all of it, or nothing."""
-    if sys.platform != "win32":
-        # Else the line that another process adds meanwhile would be cut off with half of this one.
-        fcntl.flock(opened, fcntl.LOCK_EX)
+    """Add a line, even if the last line of the file has no line end; all of it, or nothing.
+
+    Raises `OSError` if another program keeps the file locked.
+    """
+    # Else the line that another process adds meanwhile would be cut off with half of this one.
+    anyio.run(_lock, opened)
     if end := opened.seek(0, os.SEEK_END):
         opened.seek(-1, os.SEEK_END)
         if opened.read(1) != b"\n":
@@ -405,6 +410,19 @@ def _add_line(opened: FileIO, line: str) -> None:
     except OSError:
         opened.truncate(end)  # part of a line would keep the server from reading the file
         raise
+
+
+async def _lock(opened: FileIO) -> None:
+    """Lock the file; raise `OSError` if that takes longer than `LOCK_WAIT_S`."""
+    if sys.platform == "win32":
+        return
+    with anyio.move_on_after(LOCK_WAIT_S):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            await anyio.sleep(_LOCK_EVERY_S)
+    raise OSError(errno.EWOULDBLOCK, "another program keeps it locked")
 
 
 def _check_tokens(file: Path) -> None:

@@ -276,6 +276,32 @@ def test_a_line_that_only_half_fits_cuts_off_no_line_of_another_process(tmp_path
     assert file.read_text() == expected
 
 
+def test_a_file_that_another_program_keeps_locked_is_waited_for_with_a_bound(
+    tmp_path: Path,
+) -> None:
+    """The command waited for as long as the other one held it."""
+    file = tmp_path / "tokens.txt"
+    assert make_token(file, "alice").exit_code == 0
+    before = file.read_text()
+    program = "from turnkeeper.actors.cli import _serve, main\n_serve.LOCK_WAIT_S = 0.0\nmain()\n"
+
+    with file.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused = subprocess.run(
+            [sys.executable, "-c", program, "token", "bob", "--file", str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    assert refused.returncode == 2, refused.stderr
+    said = f"{file}: another program keeps it locked; the token above will not be accepted"
+    assert refused.stderr.split() == ["turnkeeper:", *said.split()]
+    assert file.read_text() == before
+    assert make_token(file, "bob").exit_code == 0
+
+
 def test_a_file_that_is_none_of_tokens_gets_no_token(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("# to do\nbuy milk\n")
