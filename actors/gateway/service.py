@@ -36,6 +36,7 @@ from .access import (
     Action,
     Authenticate,
     Authorize,
+    BearerTokens,
     Place,
     Principal,
     Rates,
@@ -207,11 +208,13 @@ class Service:
         """Return the principal of a request, as `identify` does, if it may do this.
 
         Raises a problem if the request may not go on, or has a query parameter that our own API
-        does not take.
+        does not take. An application's own `authenticate` may read parameters that only it knows,
+        such as the ticket of an `EventSource`, which cannot send headers: then it raises none.
         """
         principal = await self.identify(request)
         self.check_may(principal, action, local_id)
-        if isinstance(route := request.scope["route"], OwnRoute):
+        is_ours = isinstance(self._authenticate, BearerTokens | None)
+        if is_ours and isinstance(route := request.scope["route"], OwnRoute):
             route.check_parameters(request)
         return principal
 

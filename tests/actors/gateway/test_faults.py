@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from httpx import Response
+from starlette.requests import HTTPConnection
 
 from turnkeeper.actors import gateway
 from turnkeeper.actors.events import UserMessageEvent
@@ -286,6 +289,32 @@ async def test_an_unknown_parameter_is_refused_with_those_that_exist(
         {"parameter": "", "detail": f"the address may have {allowed}"}
     ]
     assert (await world.http.get(f"{HERE}")).status_code == 200
+
+
+async def test_an_unknown_parameter_is_told_to_nobody_without_a_token(tmp_path: Path) -> None:
+    token, file = "t" * 40, tmp_path / "tokens"
+    file.write_text(f"{hashlib.sha256(token.encode()).hexdigest()} alice read\n")
+    known = {"Authorization": f"Bearer {token}"}
+
+    async with gateway_world(authenticate=gateway.BearerTokens.from_file(file)) as world:
+        for headers, status in (({}, 401), (known, 422)):
+            reply = await world.http.get("/v1/conversations?since=5", headers=headers)
+            assert reply.status_code == status
+        written = await world.http.post(f"{HERE}/pause?now=1", json={}, headers=known)
+        assert written.status_code == 403
+
+
+async def test_an_authenticate_of_the_applications_own_may_read_a_parameter() -> None:
+    """An `EventSource` sends no headers: with a ticket in its address, each stream was refused."""
+
+    async def by_ticket(connection: HTTPConnection) -> gateway.Principal | None:
+        known = {"one": gateway.Principal("alice")}
+        return known.get(connection.query_params.get("ticket", ""))
+
+    async with gateway_world(authenticate=by_ticket) as world:
+        for ticket, status in (("one", 200), ("other", 401)):
+            reply = await world.http.get(f"/v1/conversations?ticket={ticket}")
+            assert reply.status_code == status, reply.text
 
 
 async def test_objects_that_a_client_may_fill_have_no_bound_on_their_members(world: World) -> None:
