@@ -1,9 +1,10 @@
 """The bounds on what a log takes, and on the memory of an owner and its readers, as one value.
 
 Each conversation is correct under any of these limits: the log has everything, and what memory has
-let go is read again from the journal. Tests and simulations use small ones. A bound on messages,
-calls and labels is for new ones: those that are in the log stay, and sending one again is a
-duplicate as always.
+let go is read again from the journal. Only the calls and responses beyond `finished_calls_max` are
+forgotten: their ids are taken for new ones. Tests and simulations use small limits. A bound on
+messages, calls and labels is for new ones: those that are in the log stay, and sending one again is
+a duplicate as always.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Limits:
     recent_bytes_max: int = 16 << 20
     """The bytes of those of them that have more than 64 KiB each."""
     finished_calls_max: int = 256
-    """The calls, and the responses, that admission remembers once they have left the view."""
+    """The calls, and the responses, that admission remembers once they have left the view.
+
+    It refuses a call that has the id of one of them. Older ones are not looked up: a call that has
+    such an id again is admitted. That does no harm: no later event belongs to one that has left."""
     snapshot_events: int = 200
     """The events after which a snapshot may be written."""
     buffered_events_max: int = 256
