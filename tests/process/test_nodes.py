@@ -42,7 +42,15 @@ class Support:
         if text.startswith("wait"):
             Path(f"reached-{os.getpid()}").touch()
             await gate()
-        await turn.say(f"a({text})")
+        if text.startswith("piece"):
+            await turn.stream(self.pieces(text))
+        else:
+            await turn.say(f"a({text})")
+
+    async def pieces(self, text):
+        yield "a("
+        await gate()
+        yield f"{text})"
 
 support = Support()
 """
@@ -179,14 +187,23 @@ def test_the_application_of_the_page_forwards_and_hands_over_when_it_is_told_to_
         assert first.send("one", "m1", Prefer="wait=30").json()["end"]["reply"] == "a(one)"
         assert second.send("two", "m2", Prefer="wait=30").json()["end"]["reply"] == "a(two)"
 
-        first.process.terminate()
-        first.process.wait(BOUND_S)
+        # The second machine passes on what the first one writes, and so has a stream open there.
+        url = f"{second.address}/v1/conversations/alice/events?pieces=true"
+        with httpx.stream("GET", url, timeout=BOUND_S) as stream:
+            second.send("piece by piece", "m3")
+            lines = stream.iter_lines()
+            next(line for line in lines if '"offset"' in line)
+            open_gate(tmp_path)
+            next(line for line in lines if "a(piece by piece)" in line)
+            first.process.terminate()
+            first.process.wait(BOUND_S)
 
-        reply = second.send("three", "m3", Prefer="wait=30")
+        reply = second.send("three", "m4", Prefer="wait=30")
         assert reply.json()["end"]["reply"] == "a(three)", "it waited for the first one's lease"
         assert said(second.log()) == [
             *("one", "a(one)", "completed"),
             *("two", "a(two)", "completed"),
+            *("piece by piece", "a(piece by piece)", "completed"),
             *("three", "a(three)", "completed"),
         ]
 
