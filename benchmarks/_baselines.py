@@ -58,7 +58,8 @@ SMALL = Baseline(
 LOOP = Baseline(
     "The loop's limit",
     "a hand-written queue with no actor around it: the loop's own queue, or a deque and one "
-    "waiter.",
+    "waiter. Its reader calls a function for each message, as an actor its handler, and an ask "
+    "gets what that returns.",
     "the queue supervises, bounds, times out, counts and cleans up nothing.",
     "a `def` handler of ours can run in the asker's own stack, which the queue's reader never"
     " does.",
