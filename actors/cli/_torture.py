@@ -331,7 +331,7 @@ class Display:
         if made is None:
             return
         counts = made.history.counts
-        known = f"{many(counts['acknowledged'], 'acknowledgement')}"
+        known = many(counts["acknowledged"], "acknowledgement")
         if counts["killed"] > self._kills:
             self._kills = counts["killed"]
             self._say(f"server killed ({self._kills} of {made.plan.kills}), {known}")
