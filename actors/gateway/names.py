@@ -5,7 +5,7 @@ encoded so that it holds no colon. The first colon therefore splits a stored id 
 no two pairs share one. Administrators, and clients of a gateway without principals, use stored ids.
 
 In a path, an id with special characters is `~` and its base64url. A cursor is `<seq>.<event id>`,
-with `@` and the time of the event if the id follows from an id of the client's.
+with `@` and the time of the event if the id is not one that turnkeeper draws.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
 
 ID_LENGTH_MAX = 256
 SEQ_MAX = 1 << 53
-GIVEN = "0-"
-"""Begins the ids of events that follow from an id of the client's, such as that of a run."""
+_DRAWN = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""The ids that turnkeeper draws. One that was given, such as that of a request, may come again."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _TIMED = re.compile(r"(?P<id>[^@]+)@(?P<us>-?[0-9]{1,18})")
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@:")
@@ -114,14 +114,14 @@ class Cursor:
     seq: int
     event_id: str | None = None
     at_us: int | None = None
-    """The time of an event whose id a client's own id gives, in microseconds: a log that was begun
-    anew may have the same id at the same seq."""
+    """The time of an event whose id was given, in microseconds: a log that was begun anew may have
+    the same id at the same seq."""
 
     @classmethod
     def of(cls, logged: LoggedEvent) -> Cursor:
         """Return the place of this event."""
         event = logged.event
-        return cls(logged.seq, event.id, time_us(event) if event.id.startswith(GIVEN) else None)
+        return cls(logged.seq, event.id, None if _DRAWN.fullmatch(event.id) else time_us(event))
 
     def fits(self, logged: LoggedEvent) -> bool:
         """Return True if this is the event at the cursor."""

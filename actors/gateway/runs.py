@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 
 from ..events import Event, MessageQueuedEvent, UserMessageEvent
-from .names import GIVEN
 
 __all__ = ["RUN_ID", "run_event_id", "run_id_of"]
 
@@ -25,7 +24,7 @@ def run_event_id(run_id: str) -> str:
     It is less than all ids that are drawn, so these are still taken for new without a look into
     the log.
     """
-    return f"{GIVEN}{hashlib.sha256(run_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return f"0-{hashlib.sha256(run_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def run_id_of(event: Event) -> str | None:

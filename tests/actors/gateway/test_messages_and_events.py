@@ -341,6 +341,30 @@ async def test_a_cursor_of_a_deleted_conversation_is_gone(world: World) -> None:
     assert page.status_code == 410
 
 
+async def test_a_cursor_at_an_event_whose_id_was_given_is_gone_in_a_log_begun_anew(
+    world: World,
+) -> None:
+    """A late copy of the request had its event at the same seq again, under the same id."""
+    chat, here = world.conversations["alice"], "/v1/conversations/alice"
+    cursors = []
+    for is_again in (False, True):
+        if is_again:
+            await world.conversations.delete("alice")
+        await (await chat.send("hello", message_id="m1", event_id="request-7")).end()
+        events = await read_all(world, f"{here}/events?live=false")
+        (cursor,) = [each.id for each in events if "request-7" in (each.id or "")]
+        assert cursor is not None
+        cursors.append(cursor)
+    old, new = cursors
+    assert old.partition("@")[0] == new.partition("@")[0] == "2.request-7"
+
+    seen = await read_all(world, f"{here}/events?live=false", last_event_id=old)
+    assert [event.event for event in seen] == ["gone", "end"]
+    for cursor, status in ((old, 412), (new, 200)):
+        reply = await world.http.delete(here, headers={"If-Match": cursor})
+        assert reply.status_code == status, reply.text
+
+
 async def test_a_log_that_is_exchanged_after_the_first_look_is_gone_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
