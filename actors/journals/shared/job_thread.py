@@ -341,7 +341,7 @@ class JobThread:
                 self.wake_callers()  # of the group before, if the worker did not wait
                 self._unwoken = group
                 # If few jobs wait, those that these callers send next belong in their group.
-                if not (self._wakes_late and self._queue.qsize() >= self._group_items_max // 2):
+                if not (self._wakes_late and self._queue.qsize() > self._group_items_max // 2):
                     self.wake_callers()
                 self._in_hand = group = ()  # drop the finished group before the thread waits
         finally:

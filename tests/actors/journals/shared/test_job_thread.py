@@ -21,7 +21,7 @@ GROUP = 4
 class Steps:
     """A worker that stops at each of its steps until the test lets it go on."""
 
-    def __init__(self, *, waits: bool = True) -> None:
+    def __init__(self, *, waits: bool = True, group: int = GROUP) -> None:
         self._waits = waits
         self.reached: OneShot[str] = OneShot()
         self._go = threading.Semaphore(0)
@@ -32,7 +32,7 @@ class Steps:
             ports=Ports(),
             queued_items_max=100,
             queued_bytes_max=100,
-            group_items_max=GROUP,
+            group_items_max=group,
             group_bytes_max=100,
             stop_wait_s=60.0,
             answer_wait_s=60.0,
@@ -110,6 +110,15 @@ async def test_callers_wake_at_once_if_few_jobs_wait() -> None:
 
     worker.go_on(2)
     assert [await job for job in others] == ["done"] * len(others)
+    await worker.thread.stop()
+
+
+async def test_callers_wake_if_no_job_waits_even_if_a_group_is_one_job() -> None:
+    """The thread waited for the next job, and the caller of the last one for the thread."""
+    worker = Steps(group=1)
+    first, _ = await submitted(worker, 0)
+    with anyio.fail_after(60):
+        assert await first == "done"
     await worker.thread.stop()
 
 
