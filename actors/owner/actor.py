@@ -606,6 +606,8 @@ class ConversationActor(Actor[Command | Query]):
         What it still proposes is ignored: `_run_condenser` finds that another effect has its place.
         """
         self._late_proposal = None
+        if late.epoch != self._working.epoch:
+            return  # its log was deleted, and the condenser that runs is another
         if (effect := self.running_condenser()) is not None:
             effect.cancel()
             run = partial(self._run_condenser, condenser, late)

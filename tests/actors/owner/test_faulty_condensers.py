@@ -305,3 +305,28 @@ async def test_a_turn_goes_on_without_a_condenser_that_proposes_too_late(*, is_d
         await settle()
         assert condenser.asked == asked
         assert await kinds(chat) == before
+
+
+async def test_a_proposal_for_a_log_that_was_deleted_is_not_late_for_the_next_one() -> None:
+    """Its condenser takes no notice of being cancelled, so its time goes on."""
+    clock, condenser = VirtualClock(), Late(is_deaf=True)
+    async with (
+        Runtime(ports=clock.ports(), kill_s=1.0) as runtime,
+        Conversations(
+            echo, journal=MemoryJournal(), condenser=condenser, condense_s=60.0, runtime=runtime
+        ) as conversations,
+    ):
+        chat = conversations["c"]
+        await (await chat.send("A")).reply()
+        await chat.send("B")
+        await clock.advance(40.0)
+        await conversations.delete("c")
+        await (await chat.send("C")).reply()
+        turn = await chat.send("D")
+
+        await clock.advance(40.0)
+
+        asked, end, found = condenser.asked, await turn.find_end(), await kinds(chat)
+        condenser.tell.set()
+        assert (asked, end) == (2, None)
+        assert "conversation_error" not in found
