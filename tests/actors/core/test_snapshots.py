@@ -109,6 +109,16 @@ def test_a_snapshot_with_an_event_that_cannot_be_read_is_as_none(
     assert Folded.from_snapshot(Snapshot(seq, version, spoilt)) is None
 
 
+@pytest.mark.parametrize("place", [b"{", b'"turns":{', b'"details":{', b'"metrics":{'])
+def test_a_snapshot_that_holds_more_than_the_folds_of_this_version_is_as_none(place: bytes) -> None:
+    """Its writer's folds had another shape, under a version that should have risen with it."""
+    seq, version, payload = long_state().to_snapshot()
+    spoilt = payload.replace(place, place + b'"more":1,', 1)
+
+    assert spoilt != payload
+    assert Folded.from_snapshot(Snapshot(seq, version, spoilt)) is None
+
+
 @pytest.mark.anyio
 async def test_other_tasks_run_after_each_slice() -> None:
     ran = 0
