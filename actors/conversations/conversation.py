@@ -10,7 +10,7 @@ answer is lost. After a cancelled `send`, send again under the same `message_id`
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -71,7 +71,7 @@ from ..events import (
 from ..journal import Journal, Listing, Rejection
 from ..owner.actor import Forking, Setup
 from ..owner.event_reader import EventReader
-from ..owner.loading import load_state
+from ..owner.loading import load_state, load_turns
 from ..owner.nodes import ask_owner, find_row
 from ..values.frozen import FrozenObject
 from ..values.text import (
@@ -89,6 +89,7 @@ from .turn import Turn, TurnAccess, find_turn
 __all__ = ["Conversation", "Follower"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _READINGS_MAX = 10
 """How often `at` reads a log for one state, if another owner begins during each reading."""
@@ -391,27 +392,8 @@ class Conversation:
         """
         if seq is not None:
             check_whole("at", seq)
-        info = await self._journal.info(self.conversation_id)
-        for _ in range(_READINGS_MAX):
-            upto = info.head if seq is None else seq
-            if not 0 <= upto <= info.head:
-                raise _no_such_seq(self.conversation_id, upto, 0, info.head)
-            found: Folded | CorruptLog
-            try:
-                found, _ = await load_state(self._journal, self.conversation_id, upto)
-            except CorruptLog as damage:
-                found = damage
-            before, info = info, await self._journal.info(self.conversation_id)
-            if info.epoch == before.epoch:
-                if isinstance(found, CorruptLog):
-                    raise found
-                return found
-            # Another owner has begun meanwhile. The conversation may have been deleted and begun
-            # anew: then a snapshot of one log and records of another were read.
-        raise JournalUnavailable(
-            f"conversation {self.conversation_id} got another owner during each of "
-            f"{_READINGS_MAX} readings of its log; read again"
-        )
+        state, _ = await self._read_at(seq, load_state)
+        return state
 
     async def steps(self) -> Sequence[Step]:
         """Return the model calls of the conversation, oldest first.
@@ -633,6 +615,32 @@ class Conversation:
             self.conversation_id, self._region, self._setup, self._expected, self.check_user
         )
 
+    async def _read_at(
+        self, seq: int | None, load: Callable[[Journal, str, int], Awaitable[T]]
+    ) -> T:
+        """Return what `load` reads of the log up to `seq`, or to its end. Raises as `at` does."""
+        info = await self._journal.info(self.conversation_id)
+        for _ in range(_READINGS_MAX):
+            upto = info.head if seq is None else seq
+            if not 0 <= upto <= info.head:
+                raise _no_such_seq(self.conversation_id, upto, 0, info.head)
+            found: T | CorruptLog
+            try:
+                found = await load(self._journal, self.conversation_id, upto)
+            except CorruptLog as damage:
+                found = damage
+            before, info = info, await self._journal.info(self.conversation_id)
+            if info.epoch == before.epoch:
+                if isinstance(found, CorruptLog):
+                    raise found
+                return found
+            # Another owner has begun meanwhile. The conversation may have been deleted and begun
+            # anew: then a snapshot of one log and records of another were read.
+        raise JournalUnavailable(
+            f"conversation {self.conversation_id} got another owner during each of "
+            f"{_READINGS_MAX} readings of its log; read again"
+        )
+
     async def _as_first_answered(self, sent: Sent) -> Sent:
         """Return the answer that the first `send` of this chat message got, read from the log."""
         before: list[Event] = []
@@ -647,7 +655,7 @@ class Conversation:
                     break  # another log has begun under this name
                 waiting = None
                 if isinstance(first, MessageQueuedEvent):
-                    waiting = (first, (await self.at(sent.seq - 1)).turns)
+                    waiting = (first, await self._read_at(sent.seq - 1, load_turns))
                 return first_reply(sent, first.id, before, waiting)
         except (ConversationNotFound, InvalidInput):
             pass

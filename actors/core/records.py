@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from ..errors import CorruptLog, InvalidInput
 from ..events import (
@@ -17,12 +18,14 @@ from ..events import (
 from ..journal import Record, StoredRecord
 from ..values.text import EVENT_LENGTH_MAX, check_length, check_new_id, error_text
 from ..values.type_names import a_type
+from ..values.upcasters import UPCASTERS
 
 __all__ = [
     "check_texts",
     "check_written",
     "decode_record",
     "encode_record",
+    "events_of_kinds",
     "events_of_records",
     "write_event",
 ]
@@ -113,6 +116,27 @@ def events_of_records(
         except ValueError as error:
             raise _no_event(conversation_id, seq, kind, error) from error
     return events
+
+
+def events_of_kinds(
+    kinds: AbstractSet[str],
+    conversation_id: str,
+    records: Iterable[StoredRecord],
+    *,
+    first_seq: int,
+) -> Sequence[LoggedEvent]:
+    """Return the events of these kinds, with their places; otherwise as `events_of_records`.
+
+    Records of other kinds are not decoded. Those of a kind that an upcaster lifts are decoded and
+    returned, too: they may be of any kind in this version.
+    """
+    found = []
+    for seq, record in enumerate(records, first_seq):
+        if record.seq != seq:
+            raise CorruptLog(conversation_id, seq, "the record is missing")
+        if record.kind in kinds or record.kind in UPCASTERS.kinds:
+            found.append(decode_record(conversation_id, record))
+    return found
 
 
 def _no_event(conversation_id: str, seq: int, kind: str, error: ValueError) -> CorruptLog:

@@ -16,14 +16,15 @@ import anyio
 from anyio.abc import TaskStatus
 
 from ..core.limits import Limits
-from ..core.records import events_of_records
-from ..core.snapshots import SLICE_EVENTS, Slices
+from ..core.records import events_of_kinds, events_of_records
+from ..core.snapshots import SLICE_EVENTS, Slices, decode_snapshot
 from ..core.state import ColdLoad, Folded
+from ..core.turn_table import TURN_KINDS, TurnTable
 from ..errors import CorruptLog
 from ..events import Event
 from ..journal import Journal, LogPages, StoredRecord
 
-__all__ = ["fold_log", "in_slices", "load_state"]
+__all__ = ["fold_log", "in_slices", "load_state", "load_turns"]
 
 T = TypeVar("T")
 
@@ -50,6 +51,29 @@ async def load_state(
     return load.finish()
 
 
+async def load_turns(
+    journal: Journal, conversation_id: str, seq: int, *, limits: Limits = Limits()
+) -> TurnTable:
+    """Return the turn table that `load_state` would give; decode no event that is of no turn.
+
+    Raises `CorruptLog` if a record up to `seq` is missing, or is no event and is of a turn's kind.
+    """
+    snapshot = await journal.read_snapshot(conversation_id) if seq else None
+    turns, after = TurnTable(), 0
+    if snapshot is not None and snapshot.seq <= seq:
+        folds = await in_slices(decode_snapshot(snapshot))
+        if folds is not None:
+            turns, after = folds.turns, folds.seq
+
+    def fold_slice(records: Sequence[StoredRecord], first_seq: int) -> None:
+        found = events_of_kinds(TURN_KINDS, conversation_id, records, first_seq=first_seq)
+        for at, event in found:
+            turns.fold(event, at, known_max=limits.known_messages_max)
+
+    await _fold_slices(journal, conversation_id, after, seq, fold_slice)
+    return turns
+
+
 async def in_slices(slices: Slices[T]) -> T:
     """Do sliced work, let other tasks run after each slice, and return its result."""
     while True:
@@ -69,15 +93,32 @@ async def fold_log(
     Each page is read while the page before it is folded, and other tasks run after each slice.
     """
 
+    def fold_slice(records: Sequence[StoredRecord], first_seq: int) -> None:
+        # Decoded first and folded then: one event at a time takes a tenth longer, since the two
+        # drive each other out of the processor's caches.
+        for event in events_of_records(conversation_id, records, first_seq=first_seq):
+            fold(event)
+
+    await _fold_slices(journal, conversation_id, after, seq, fold_slice)
+
+
+async def _fold_slices(
+    journal: Journal,
+    conversation_id: str,
+    after: int,
+    seq: int,
+    fold_slice: Callable[[Sequence[StoredRecord], int], None],
+) -> None:
+    """Call `fold_slice` with the records above `after` up to `seq`; see `fold_log`.
+
+    It takes a few successive records and the seq of the first, and checks that none is missing.
+    """
+
     async def fold_page(records: Sequence[StoredRecord], after: int) -> None:
         for at in range(0, len(records), SLICE_EVENTS):
             if at:
                 await anyio.lowlevel.checkpoint()
-            some = records[at : at + SLICE_EVENTS]
-            # Decoded first and folded then: one event at a time takes a tenth longer, since the
-            # two drive each other out of the processor's caches.
-            for event in events_of_records(conversation_id, some, first_seq=after + at + 1):
-                fold(event)
+            fold_slice(records[at : at + SLICE_EVENTS], after + at + 1)
 
     pages = LogPages(journal, conversation_id, after=after, upto=seq)
     page = await _next_page(pages)

@@ -8,18 +8,24 @@ import anyio
 import pytest
 
 from turnkeeper.actors import MemoryJournal
-from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.core.records import encode_record, events_of_kinds
+from turnkeeper.actors.core.turn_table import TURN_KINDS
 from turnkeeper.actors.errors import CorruptLog
 from turnkeeper.actors.events import (
     ActionEvent,
+    AgentMessageEvent,
     CondensationEvent,
     Event,
+    MessageQueuedEvent,
     ObservationEvent,
+    PausedEvent,
+    TurnStartedEvent,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import READ_PAGE, StoredRecord
-from turnkeeper.actors.owner.loading import fold_log, load_state
+from turnkeeper.actors.journal import READ_PAGE, Record, StoredRecord
+from turnkeeper.actors.owner.loading import fold_log, load_state, load_turns
 from turnkeeper.actors.values.frozen import FrozenObject
+from turnkeeper.actors.values.upcasters import UPCASTERS, Upcasters
 from turnkeeper.runtime import Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -174,3 +180,77 @@ async def test_only_a_log_that_breaks_a_rule_is_read_once_more_and_enforced(
     assert removed == (() if is_sound else (result.id,))
     assert len(state.view) == LENGTH + is_sound
     assert state.seq == LENGTH + 1
+
+
+async def test_the_turn_table_alone_is_that_of_the_whole_state(journal: Watched) -> None:
+    """From a snapshot or from the log alone; at a message that joins its turn a second time."""
+    turn: list[Event] = [
+        TurnStartedEvent(turn_id="t1"),
+        UserMessageEvent(content="A", message_id="A", turn_id="t1"),
+        MessageQueuedEvent(content="B", message_id="B", turn_id="t2"),
+        AgentMessageEvent(content="said", turn_id="t1"),
+        PausedEvent(),
+        MessageQueuedEvent(content="C", message_id="C", turn_id="t3", place=1),
+    ]
+    epoch = await append(journal, turn)
+    end = LENGTH + len(turn)
+    middle, _ = await load_state(journal, "c", LENGTH + 3)
+
+    for has_snapshot in (False, True):
+        if has_snapshot:
+            await journal.write_snapshot("c", middle.to_snapshot(), epoch=epoch)
+        for seq in (0, LENGTH, LENGTH + 3, LENGTH + 5, end):
+            state, _ = await load_state(journal, "c", seq)
+            assert await load_turns(journal, "c", seq) == state.turns
+
+    assert state.turns.running is not None
+    assert list(state.turns.queued) == ["C", "B"]
+    assert state.turns.waits_for == "resume"
+
+
+async def test_the_turn_table_needs_no_event_that_is_of_no_turn(journal: Watched) -> None:
+    await append(journal, [AgentMessageEvent(content="said"), PausedEvent()])
+    journal.damaged_from = LENGTH + 1
+
+    assert not (await load_turns(journal, "c", LENGTH + 1)).is_paused
+    with pytest.raises(CorruptLog) as damaged:
+        await load_turns(journal, "c", LENGTH + 2)
+    assert damaged.value.seq == LENGTH + 2
+
+
+async def test_no_turn_table_is_given_of_a_log_that_lacks_a_record(journal: Watched) -> None:
+    with pytest.raises(CorruptLog, match="the record is missing"):
+        await load_turns(journal, "c", LENGTH + 1)
+
+    records = await journal.read("c", limit=3)
+    with pytest.raises(CorruptLog, match="the record is missing") as damaged:
+        events_of_kinds(TURN_KINDS, "c", [records[0], records[2]], first_seq=1)
+    assert damaged.value.seq == 2
+
+
+async def test_the_turn_table_has_the_events_that_an_upcaster_makes(
+    journal: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kind of their records is none that the turn table looks at."""
+    steps = Upcasters({("halted", 1): lambda record: {**record, "kind": "paused"}})
+    for name in ("_steps", "kinds"):
+        monkeypatch.setattr(UPCASTERS, name, getattr(steps, name))
+    paused = encode_record(PausedEvent())
+    payload = paused.payload.replace(b'"paused"', b'"halted"')
+    await append(journal, [], paused._replace(kind="halted", payload=payload))
+
+    turns = await load_turns(journal, "c", LENGTH + 1)
+
+    assert turns.is_paused
+    assert turns == (await load_state(journal, "c", LENGTH + 1))[0].turns
+
+
+async def append(journal: Watched, events: Sequence[Event], *records: Record) -> int:
+    """Append these events, and then these records, to the log of the fixture; return the epoch."""
+    added = [*map(encode_record, events), *records]
+    claim = await journal.claim("c")
+    journal.fails_after = journal.damaged_from = LENGTH + len(added) + 1
+    await journal.append(
+        "c", added, epoch=claim.epoch, expected_seq=LENGTH + 1, is_unfinished=False
+    )
+    return claim.epoch
