@@ -78,7 +78,7 @@ class Job(Protocol):
 class Worker:
     """One task of the pool."""
 
-    __slots__ = ("_leave_scopes", "_pool", "_scope", "bell", "job")
+    __slots__ = ("_leave_scopes", "_pool", "_scope", "bell", "is_killed", "job")
 
     bell: Bell
     """Rung when a parked worker is made the dispatcher, or has to end."""
@@ -88,18 +88,17 @@ class Worker:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._scope = anyio.CancelScope(shield=True)
+        self.is_killed = False
+        """True once `_scope` was cancelled; to ask the scope takes longer."""
         self.job: Job | None = None
 
     def kill(self) -> None:
         """Cancel the job that this worker runs."""
+        self.is_killed = True
         self._scope.cancel()
 
     def leave_scopes(self) -> None:
         self._leave_scopes("an earlier job" if self.job is None else self.job.name)
-
-    @property
-    def is_killed(self) -> bool:
-        return self._scope.cancel_called
 
     async def main(self) -> None:
         pool = self._pool
@@ -110,19 +109,20 @@ class Worker:
             while not pool.is_closed:
                 # A scope is used once: each round of this loop but the first comes after a kill.
                 with _swallowing(), anyio.CancelScope(shield=True) as self._scope:
+                    self.is_killed = False
                     self._leave_scopes = open_scopes()
                     try:
                         if (job := self.job) is not None:
                             # This worker was cancelled: by `kill`, or natively by a library.
                             again = await job.after_kill()
                             self._let_go(job, again=again)
-                        if not self._scope.cancel_called:
+                        if not self.is_killed:
                             await self._serve()
                     except BaseException as error:
                         self.leave_scopes()
                         if not clear_stray_cancellation(error):
                             raise
-                    if self.job is None and not self._scope.cancel_called:
+                    if self.job is None and not self.is_killed:
                         return
         except BaseException:
             # KeyboardInterrupt, SystemExit or a bug in the runtime: the task group is about to
@@ -157,7 +157,7 @@ class Worker:
                     pool.resign(self)
                     again = await step
                     self._let_go(job, again=again)
-                    if self._scope.cancel_called:
+                    if self.is_killed:
                         return  # a late kill: it was meant for that job, and for no other
                     steps = _STEPS_MAX
                 if steps >= _STEPS_MAX and ready:
