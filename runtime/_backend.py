@@ -18,7 +18,7 @@ import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import cache, partial
 from threading import get_ident
 from typing import (
@@ -37,6 +37,7 @@ from weakref import ReferenceType, WeakKeyDictionary
 import anyio
 
 from ._logger import logger
+from ._supervision import leaves
 
 if TYPE_CHECKING:
     import trio
@@ -46,6 +47,7 @@ __all__ = [
     "ClockHold",
     "OneShot",
     "Park",
+    "TaskGroup",
     "Tasks",
     "adopt_context",
     "checkpointing",
@@ -66,6 +68,7 @@ __all__ = [
     "running_task",
     "spawn_host",
     "task_end_watch",
+    "task_group",
     "thread_caller",
     "unattended",
     "uncancel",
@@ -590,6 +593,54 @@ def _asyncio_checkpoint() -> Generator[None, None, None]:
 _hosts: set[asyncio.Task[None]] = set()
 
 Args = TypeVarTuple("Args")
+
+
+class TaskGroup(Protocol):
+    """The tasks of a group: one of anyio's, or a nursery of trio's."""
+
+    # Any: nothing is sent to these coroutines but by their backend.
+    def start_soon(
+        self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args
+    ) -> object: ...
+
+
+def task_group() -> AbstractAsyncContextManager[TaskGroup]:
+    """Open a group of tasks, as `anyio.create_task_group` does.
+
+    On trio it takes half as long: there each task of a group of anyio's has a scope and an event of
+    its own.
+    """
+    trio_module = _trio()
+    return anyio.create_task_group() if trio_module is None else _TrioGroup(trio_module)
+
+
+class _TrioGroup:
+    __slots__ = ("_cancelled", "_nursery")
+
+    def __init__(self, trio_module: Any) -> None:  # noqa: ANN401 - trio, which not all have
+        self._cancelled: type[BaseException] = trio_module.Cancelled
+        self._nursery: AbstractAsyncContextManager[TaskGroup] = trio_module.open_nursery(
+            strict_exception_groups=True
+        )
+
+    async def __aenter__(self) -> TaskGroup:
+        return await self._nursery.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> bool | None:
+        try:
+            return await self._nursery.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as errors:
+            if errors.split(self._cancelled)[1] is not None:
+                raise
+            # As anyio does: code that expects a cancellation need not look into groups.
+            raise next(leaves(errors)) from None
+        finally:
+            del error, traceback  # the error that is raised refers to this frame
 
 
 class Tasks(Protocol):

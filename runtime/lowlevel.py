@@ -8,7 +8,8 @@
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
    `persist` waits again after such a cancellation.
-   `pausing` returns the cheapest checkpoint of the running loop.
+   `pausing` returns the cheapest checkpoint of the running loop, and `task_group` opens its
+   cheapest group of tasks.
    `closing_scopes` leaves the cancel scopes that other code has left open.
    `Lateness` counts how late the loop runs what is due.
    `leaves` yields the errors inside a group.
@@ -30,6 +31,7 @@ from ._backend import (
     make_bell,
     pausing,
     persist,
+    task_group,
     thread_caller,
 )
 from ._lateness import LATE_BOUNDS_S, Lateness
@@ -55,5 +57,6 @@ __all__ = [
     "make_bell",
     "pausing",
     "persist",
+    "task_group",
     "thread_caller",
 ]

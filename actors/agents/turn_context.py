@@ -31,6 +31,7 @@ from turnkeeper.runtime.lowlevel import (
     closing_scopes,
     is_interruption,
     persist,
+    task_group,
 )
 
 from ..core.admission import AdmissionRefused
@@ -514,7 +515,7 @@ class TurnContext:
         """
         results: dict[str, LoggedEvent] = {}
         try:
-            async with anyio.create_task_group() as group:
+            async with task_group() as group:
                 for action in actions:
                     group.start_soon(self._run_call, action, run, results)
         except ExceptionGroup as failed:

@@ -15,6 +15,7 @@ from typing import get_args
 import anyio
 
 from turnkeeper.runtime import Ports, Region, TurnkeeperError
+from turnkeeper.runtime.lowlevel import task_group
 
 from ..core.commands import Command, Leave, Query
 from ..core.working_state import WhileDraining
@@ -97,6 +98,6 @@ async def _at_once(do: Callable[[str], Awaitable[object]], keys: Sequence[str]) 
         async with limit:
             await do(key)
 
-    async with anyio.create_task_group() as group:
+    async with task_group() as group:
         for key in keys:
             group.start_soon(do_one, key)

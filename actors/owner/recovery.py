@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import anyio
 
 from turnkeeper.runtime import Actor, Message, OwnershipLost, Region, TurnkeeperError
+from turnkeeper.runtime.lowlevel import task_group
 
 from ..core.commands import Command, GetView, Query
 from ..journal import Journal
@@ -64,12 +65,19 @@ class Recovery:
         A conversation that cannot be opened stays as it is in the journal, and its senders get the
         error. Later looks try again to open it, less and less often.
         """
+        opened = [
+            conversation_id
+            for conversation_id in sorted(found.difference(self._region.active))
+            if self._count_look(conversation_id)
+        ]
+        if not opened:  # as most looks find
+            await anyio.lowlevel.checkpoint()
+            return
         limit = anyio.Semaphore(self._at_once_max)
-        async with anyio.create_task_group() as group:
-            for conversation_id in sorted(found.difference(self._region.active)):
-                if self._count_look(conversation_id):
-                    await limit.acquire()
-                    group.start_soon(self._open, conversation_id, limit)
+        async with task_group() as group:
+            for conversation_id in opened:
+                await limit.acquire()
+                group.start_soon(self._open, conversation_id, limit)
 
     def _count_look(self, conversation_id: str) -> bool:
         """Count a look at this conversation; return True if it is to be opened now."""

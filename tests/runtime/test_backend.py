@@ -17,7 +17,14 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from turnkeeper.runtime._backend import clear_stray_cancellation, make_lone_bell, parking
-from turnkeeper.runtime.lowlevel import Bell, OneShot, home_check, make_bell, thread_caller
+from turnkeeper.runtime.lowlevel import (
+    Bell,
+    OneShot,
+    home_check,
+    make_bell,
+    task_group,
+    thread_caller,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -620,3 +627,71 @@ def test_a_loop_that_was_closed_is_not_held_by_the_tasks_that_were_rung() -> Non
     del bell
     gc.collect()
     assert closed() is None
+
+
+async def test_a_group_waits_for_its_tasks_and_raises_their_errors_in_a_group() -> None:
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await checkpoint()
+        done.append(number)
+        if number:
+            raise ValueError(number)
+
+    async with task_group() as group:
+        group.start_soon(work, 0)
+    assert done == [0]
+
+    async def fail() -> None:
+        async with task_group() as group:
+            group.start_soon(work, 1)
+            group.start_soon(anyio.sleep_forever)
+            await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await fail()
+    assert [str(error) for error in failed.value.exceptions] == ["1"]
+
+
+async def test_a_cancellation_leaves_a_group_of_tasks_as_it_is() -> None:
+    """In no group of errors, so that code may catch it."""
+    caught: list[BaseException] = []
+
+    with anyio.CancelScope() as scope:
+        try:
+            async with task_group() as group:
+                for _ in range(2):
+                    group.start_soon(anyio.sleep_forever)
+                await parked()
+                scope.cancel()
+                await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class() as error:
+            caught.append(error)
+            raise
+
+    assert scope.cancelled_caught
+    assert len(caught) == 1
+
+
+def test_a_wait_in_a_guest_run_of_trio_is_one_of_trio() -> None:
+    """Its host is a loop of asyncio's, which runs in the same thread."""
+    trio = pytest.importorskip("trio")
+    heard: list[str] = []
+
+    async def guest() -> None:
+        one_shot: OneShot[str] = OneShot()
+        trio.lowlevel.current_trio_token().run_sync_soon(one_shot.set, "told")
+        heard.append(await one_shot.wait())
+
+    async def host() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        trio.lowlevel.start_guest_run(
+            guest,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            done_callback=lambda outcome: (heard.append(str(outcome)), ended.set()),
+        )
+        await asyncio.wait_for(ended.wait(), HUNG_S)
+
+    asyncio.run(host())
+
+    assert heard == ["told", "Value(None)"]
