@@ -107,8 +107,8 @@ class Disk:
     on_snapshot: Callable[[str, Snapshot], None] = lambda *_: None
     """Called with each snapshot as it is written."""
     _stuck: list[OneShot[None]] = field(default_factory=list)
-    _idle: list[OneShot[Work]] = field(default_factory=list)
-    """For each of its tasks that waits for work."""
+    _idle: list[OneShot[Work | None]] = field(default_factory=list)
+    """For each of its tasks that waits for work; None ends it."""
 
     def start_soon(self, work: Work) -> None:
         """Do this in a task of the disk's own, which outlives callers and nodes."""
@@ -119,13 +119,19 @@ class Disk:
         else:
             self.simulation.start_soon(self._work, work)
 
-    async def _work(self, work: Work) -> None:
-        while True:
+    async def _work(self, work: Work | None) -> None:
+        while work is not None:
             await work()
             self.simulation.scheduler.renew()
-            more: OneShot[Work] = OneShot()
+            more: OneShot[Work | None] = OneShot()
             self._idle.append(more)
             work = await more.wait()
+
+    def end(self) -> None:
+        """End its tasks that wait for work; for the end of the world, which would cancel them."""
+        for more in self._idle:  # to cancel them costs more
+            more.set(None)
+        self._idle.clear()
 
     def heal(self) -> None:
         """Cause no faults from now on, and let stuck calls go on."""

@@ -635,6 +635,7 @@ class ConversationWorld:
         try:
             await run.play()
         finally:
+            run.disk.end()
             self.journal_calls = run.disk.calls
             self.places = run.oracles.places
 

@@ -162,17 +162,24 @@ class Run:
 class _Worker:
     """A task of a node that makes the calls of one function in one context."""
 
-    __slots__ = ("answer", "context", "name", "next", "scope")
+    __slots__ = ("answer", "context", "is_cancelled", "name", "next", "scope")
 
     def __init__(self, name: str, context: Context, scope: Scope, answer: OneShot[Any]) -> None:
         self.name = name
         self.context = context
         """That of the callers. A call that changed its own leaves none behind for others."""
         self.scope = scope
+        self.is_cancelled = False
+        """True once the scope was cancelled, which takes longer to say so itself."""
         self.answer = answer  # Any: each call has its own kind
         """The answer of the call that it makes, or has made."""
         self.next: OneShot[Callable[[], Awaitable[object]] | None] = OneShot()
         """The next call; None if there will be none."""
+
+    def cancel(self) -> None:
+        """Cancel the call that it makes, and make no other."""
+        self.is_cancelled = True
+        self.scope.cancel()
 
 
 class Node:
@@ -319,7 +326,7 @@ class Node:
                 alarm.cancel()
             is_left = not answer.is_done or isinstance(answer.error, NotAnswered)
             if is_left and worker.answer is answer:
-                worker.scope.cancel()
+                worker.cancel()
             answer.error = None  # its traceback refers to the worker, which refers to the answer
 
     def _begin_call(
@@ -330,7 +337,7 @@ class Node:
         name, context = _name_of(function), copy_context()
         for worker in self._idle:
             is_like = worker.name == name and worker.context == context
-            if is_like and not worker.scope.cancel_called:
+            if is_like and not worker.is_cancelled:
                 self._idle.remove(worker)
                 worker.answer = answer
                 worker.next.set(function)
@@ -349,7 +356,7 @@ class Node:
                         worker.answer.set(await function())
                     except Exception as error:  # noqa: BLE001 - carried to the caller
                         worker.answer.fail(error)
-                    if worker.scope.cancel_called or copy_context() != context:
+                    if worker.is_cancelled or copy_context() != context:
                         return
                     self._simulation.scheduler.renew()
                     worker.next = OneShot()
@@ -362,6 +369,12 @@ class Node:
             if worker in self._idle:
                 self._idle.remove(worker)
             worker.answer.fail(NodeCrashed(self.name))  # no effect once it has answered
+
+    def end_idle(self) -> None:
+        """End the tasks that wait for a call."""
+        idle, self._idle = self._idle, []
+        for worker in idle:  # to cancel them costs more
+            worker.next.set(None)
 
     def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a function beside the main one; it is cancelled when that ends."""
@@ -389,9 +402,7 @@ class Node:
                     try:
                         await main(self)
                     finally:
-                        idle, self._idle = self._idle, []
-                        for worker in idle:  # to cancel them costs more
-                            worker.next.set(None)
+                        self.end_idle()
                         self._tasks.cancel_scope.cancel()
         except* Exception as errors:  # noqa: BLE001 - carried to the world
             # A process that ends with a traceback; a cancellation beside it goes on.
@@ -603,6 +614,8 @@ class Simulation:
                     # After an interrupt, too: the tasks of a crashed node wait for this.
                     self.scheduler.end()
                     self.is_over = True
+                    for node in self.incarnations:
+                        node.end_idle()
                     self._tasks.cancel_scope.cancel()
         except BaseException as error:
             if is_interruption(error):

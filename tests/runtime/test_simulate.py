@@ -518,6 +518,22 @@ def test_time_goes_on_for_others_while_a_node_is_frozen() -> None:
     assert ticks["n1"] == pytest.approx([1.0, 11.5, 12.5, 13.5])
 
 
+def test_a_task_of_a_crashed_node_that_waits_for_a_call_is_ended_and_not_cancelled() -> None:
+    waiting: list[OneShot[Any]] = []
+
+    async def world(simulation: Simulation) -> None:
+        node = simulation.start("n1", _forever)
+        await simulation.sleep(1.0)
+        await node.call(anyio.lowlevel.checkpoint)
+        await simulation.sleep(1.0)
+        waiting.extend(worker.next for worker in node._idle)
+        node.crash()
+
+    simulate(world).check()
+
+    assert [each.is_done for each in waiting] == [True]
+
+
 def test_a_cancelled_node_cleans_up() -> None:
     done: list[str] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors.simulation._disk import Disk
@@ -47,3 +48,21 @@ def test_each_write_in_a_task_that_makes_several_has_a_priority_of_its_own(
     for seed in range(10):
         simulate(world, seed=seed, policy="pct", backend=backend).check()
     assert any(len(set(first)) == 2 for first in runs)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_the_tasks_of_a_disk_end_with_it_and_are_not_cancelled(backend: Backend) -> None:
+    async def world(simulation: Simulation) -> None:
+        disk = Disk(simulation)
+        before = len(simulation.scheduler.tasks())
+        for _ in range(2):
+            disk.start_soon(anyio.lowlevel.checkpoint)
+        await anyio.sleep(1.0)
+        assert len(simulation.scheduler.tasks()) == before + 2, "they wait for more"
+
+        disk.end()
+        await anyio.sleep(1.0)
+
+        assert len(simulation.scheduler.tasks()) == before
+
+    simulate(world, backend=backend).check()
