@@ -167,8 +167,10 @@ def _call(
     """Decorate a method so that it is a request to the disk, which may fail."""
     name = method.__name__
 
-    async def call(self: SimulatedJournal, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.ask(name, partial(method, self, *args, **kwargs), is_write=is_write)
+    def call(
+        self: SimulatedJournal, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        return self.ask(name, partial(method, self, *args, **kwargs), is_write=is_write)
 
     return call
 
