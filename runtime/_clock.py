@@ -17,7 +17,7 @@ from typing import Final
 
 import anyio
 
-from ._backend import OneShot
+from ._backend import OneShot, cancel_scope
 from ._messages import Ask
 from .ports import Ports
 
@@ -118,7 +118,7 @@ class Clock:
     @contextmanager
     def at_most(self, seconds: float) -> Iterator[anyio.CancelScope]:
         """Open a cancel scope that this clock cancels after `seconds`, unless it is left before."""
-        with anyio.CancelScope() as scope:
+        with cancel_scope() as scope:
             alarm = self.call_later(seconds, scope.cancel)
             try:
                 yield scope
@@ -154,7 +154,7 @@ class Clock:
         """Run everything when it is due, until cancelled."""
         while True:
             # One scope for many waits: an entry that comes before the one awaited cancels it.
-            with anyio.CancelScope() as self._asleep:
+            with cancel_scope() as self._asleep:
                 while True:
                     self._wakes_at = -math.inf
                     self._run_due()

@@ -31,6 +31,7 @@ from ._backend import (
     Bell,
     OneShot,
     Tasks,
+    cancel_scope,
     checkpointing,
     clear_stray_cancellation,
     make_lone_bell,
@@ -87,7 +88,7 @@ class Worker:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._scope = anyio.CancelScope(shield=True)
+        self._scope = cancel_scope(shield=True)
         self.is_killed = False
         """True once `_scope` was cancelled; to ask the scope takes longer."""
         self.job: Job | None = None
@@ -108,7 +109,7 @@ class Worker:
         try:
             while not pool.is_closed:
                 # A scope is used once: each round of this loop but the first comes after a kill.
-                with _swallowing(), anyio.CancelScope(shield=True) as self._scope:
+                with _swallowing(), cancel_scope(shield=True) as self._scope:
                     self.is_killed = False
                     self._leave_scopes = open_scopes()
                     try:
@@ -214,7 +215,7 @@ class Resident:
     def __init__(self, pool: Pool, job: Job) -> None:
         self._pool = pool
         self._gate: OneShot[None] = OneShot()
-        self._scope = anyio.CancelScope(shield=True)
+        self._scope = cancel_scope(shield=True)
         self._is_over = False
         self.job = job
 
@@ -243,7 +244,7 @@ class Resident:
         try:
             is_killed = False
             while not self._done():
-                with anyio.CancelScope(shield=True) as self._scope:
+                with cancel_scope(shield=True) as self._scope:
                     while not self._done():
                         await self._serve_uncancelled(is_killed=is_killed)
                         is_killed = True
@@ -354,7 +355,7 @@ class Pool:
 
         After `close` no worker runs the other jobs, so the wait would never end.
         """
-        with anyio.CancelScope(shield=not self.is_closed) as shield:
+        with cancel_scope(shield=not self.is_closed) as shield:
             self._shields[shield] = None
             try:
                 yield

@@ -29,6 +29,7 @@ from ._actor import Actor, bind, traits_of
 from ._backend import (
     OneShot,
     Tasks,
+    cancel_scope,
     clear_stray_cancellation,
     open_tasks,
     persist,
@@ -262,7 +263,7 @@ class Runtime:
 
     async def __aenter__(self) -> Self:
         if self._body is None:
-            self._body = anyio.CancelScope()
+            self._body = cancel_scope()
         await self._open()
         self._has_block = True
         self._body.__enter__()
@@ -288,7 +289,7 @@ class Runtime:
         if not self._is_open:
             return
         self.check_home()
-        with anyio.CancelScope(shield=True):
+        with cancel_scope(shield=True):
             cancelled = await self._wait_for_host()
         self._is_open = False
         if cancelled is not None:
@@ -311,14 +312,14 @@ class Runtime:
             await self._run_host(ready)
 
         spawn_host(host)
-        with anyio.CancelScope(shield=True):
+        with cancel_scope(shield=True):
             try:
                 await ready.wait_until_done()
             except BaseException:  # cancelled natively, or interrupted: no host may stay behind
                 await self._wait_for_host()
                 raise
         if self._failure is not None:
-            with anyio.CancelScope(shield=True):
+            with cancel_scope(shield=True):
                 await self._wait_for_host()
             raise self._failure
         self._is_open = True
@@ -456,7 +457,7 @@ class Runtime:
         trace: TracebackType | None,
     ) -> bool | None:
         # Shielded and bounded: by the grace, and by the watchdog of each cell.
-        with anyio.CancelScope(shield=True):
+        with cancel_scope(shield=True):
             cancelled = await self._wait_for_host()
         self._is_open = False
         assert self._body is not None  # `__aenter__` made it
