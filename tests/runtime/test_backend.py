@@ -685,10 +685,15 @@ def test_a_wait_in_a_guest_run_of_trio_is_one_of_trio() -> None:
 
     async def host() -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def done(outcome: object) -> None:
+            heard.append(str(outcome))
+            ended.set()
+
         trio.lowlevel.start_guest_run(
             guest,
             run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-            done_callback=lambda outcome: (heard.append(str(outcome)), ended.set()),
+            done_callback=done,
         )
         await asyncio.wait_for(ended.wait(), HUNG_S)
 

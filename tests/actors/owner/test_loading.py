@@ -203,9 +203,10 @@ async def test_the_turn_table_alone_is_that_of_the_whole_state(journal: Watched)
             state, _ = await load_state(journal, "c", seq)
             assert await load_turns(journal, "c", seq) == state.turns
 
-    assert state.turns.running is not None
-    assert list(state.turns.queued) == ["C", "B"]
-    assert state.turns.waits_for == "resume"
+    turns = await load_turns(journal, "c", end)
+    assert turns.running is not None
+    assert list(turns.queued) == ["C", "B"]
+    assert turns.waits_for == "resume"
 
 
 async def test_the_turn_table_needs_no_event_that_is_of_no_turn(journal: Watched) -> None:
