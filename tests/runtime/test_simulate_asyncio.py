@@ -379,7 +379,7 @@ late_kills = Errands()
 
 def test_a_kill_that_comes_late_is_found_within_a_thousand_seeds() -> None:
     """A worker went on in a cancelled scope: the next job it took was cancelled."""
-    mend = "if self._scope.cancel_called:\n                    return"
+    mend = "if self.is_killed:\n                    return"
     with planted(Worker, "_serve", mend, "pass"):
         failing = next(
             run
