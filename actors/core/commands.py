@@ -64,6 +64,7 @@ __all__ = [
     "Pause",
     "Propose",
     "ProposeFailed",
+    "ProposeLate",
     "Query",
     "Recover",
     "RepairView",
@@ -237,7 +238,7 @@ class Sent:
     event_id: str | None = field(default=None, compare=False, repr=False)
     """The id of the event at `seq`, by which the log is known.
 
-    None of a duplicate, and if an older process answered.
+    None in the owner's own answer to a duplicate, and if an older process answered.
     """
 
 
@@ -521,6 +522,16 @@ class ProposeFailed(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class ProposeLate(Message[None]):
+    """Go on without a proposal that the condenser has not made in time; sent by the owner's timer.
+
+    `asked`: what the condenser was asked for.
+    """
+
+    asked: Propose
+
+
+@dataclass(frozen=True, slots=True)
 class RepairView(Message[bool]):
     """Repair the view that a model refused as malformed.
 
@@ -561,12 +572,7 @@ class Delete(FromOutside[Deletion | None]):
 
 @dataclass(frozen=True, slots=True)
 class DropOverdue(Message[None]):
-    """Refuse the parked results that are overdue; sent by the owner's timers.
-
-    `late`: the condenser has not made this proposal in time; the owner goes on without it.
-    """
-
-    late: Propose | None = None
+    """Refuse the parked results that are overdue; sent by the owner's timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,6 +599,7 @@ Command = (
     | Answer
     | Propose
     | ProposeFailed
+    | ProposeLate
     | RepairView
     | Recover
     | Leave

@@ -58,6 +58,7 @@ from .commands import (
     GetView,
     Propose,
     ProposeFailed,
+    ProposeLate,
     Query,
     Retract,
     Undo,
@@ -115,6 +116,7 @@ def _decide_other(
     | Undo
     | Propose
     | ProposeFailed
+    | ProposeLate
     | Delete
     | DropOverdue
     | Query,
@@ -138,7 +140,7 @@ def _decide_other(
             return draft.decision()
         case GetView():
             return Decision(reply=working.state.view)
-        case Delete() | DropOverdue():
+        case Delete() | DropOverdue() | ProposeLate():
             return Decision()  # the actor carries these out itself
         case _:
             assert_never(command)

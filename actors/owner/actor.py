@@ -62,6 +62,7 @@ from ..core.commands import (
     Pause,
     Propose,
     ProposeFailed,
+    ProposeLate,
     Query,
     Recover,
     Stream,
@@ -140,6 +141,7 @@ _LEAVING_CALLS_OPEN = (
     Pause,
     Propose,
     ProposeFailed,
+    ProposeLate,
     Stream,
 )
 
@@ -352,11 +354,10 @@ class ConversationActor(Actor[Command | Query]):
             look_up_in_batch(taken, decided, self._working, committed_seq=self._seq)
         if (parking := self._parking) and not self._may_precede_more_calls(command):
             self._release_parked(parking, decided)
-        if isinstance(command, DropOverdue):
-            self._late_proposal = command.late or self._late_proposal
-            for parked in parking.take_overdue(self._setup.ports.loop_time()) if parking else ():
-                parked.ticket.refusal = parked.refusal
-                decided.append(parked.ticket)
+        if isinstance(command, ProposeLate):
+            self._late_proposal = command.asked
+        if isinstance(command, DropOverdue) and parking:
+            self._refuse_overdue(parking, decided)
         try:
             decision = decide(self._working, command, taken)
         except (AdmissionRefused, EventIdConflict) as refusal:
@@ -414,6 +415,12 @@ class ConversationActor(Actor[Command | Query]):
         """Append the parked results whose calls have come."""
         for parked in parking.take_ready(self._working.state.admission.open_calls):
             self._decide_one(parked.ticket, decided)
+
+    def _refuse_overdue(self, parking: Parking[Taken], decided: list[Taken]) -> None:
+        """Refuse the parked results whose calls have not come in time."""
+        for parked in parking.take_overdue(self._setup.ports.loop_time()):
+            parked.ticket.refusal = parked.refusal
+            decided.append(parked.ticket)
 
     def _may_precede_more_calls(self, command: Command | Query) -> bool:
         """True if more calls of the newest response may still be appended after this command.
@@ -873,7 +880,7 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _ask_condenser(self, condenser: Condenser, asked: Propose) -> Proposal | None:
         """Return the condenser's proposal. After `condense_s` the owner is told that it is late."""
-        timer = self.context.timers.once(self._setup.condense_s, DropOverdue(asked))
+        timer = self.context.timers.once(self._setup.condense_s, ProposeLate(asked))
         try:
             with closing_scopes(type(condenser).__name__):
                 proposal = await condenser.propose(asked.shown, asked.need)

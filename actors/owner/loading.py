@@ -54,7 +54,7 @@ async def load_state(
 async def load_turns(
     journal: Journal, conversation_id: str, seq: int, *, limits: Limits = Limits()
 ) -> TurnTable:
-    """Return the turn table that `load_state` would give; decode no event that is of no turn.
+    """Return the turn table at `seq`, as `load_state` does; decode only the events of turns.
 
     Raises `CorruptLog` if a record up to `seq` is missing, or is no event and is of a turn's kind.
     """

@@ -228,6 +228,12 @@ def test_a_token_whose_hash_cannot_be_written_is_said_to_be_of_no_use(
     assert "No space left on device; the token above will not be accepted" in refused.stderr
 
 
+def run_token(program: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """Make a token for bob by this program, in a process of its own."""
+    command = [sys.executable, "-c", program, "token", "bob", "--file", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
 def test_a_line_that_only_half_fits_on_the_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     """The half of it was left, and the server that read the file next did not start."""
     file = tmp_path / "tokens.txt"
@@ -240,13 +246,7 @@ def test_a_line_that_only_half_fits_on_the_disk_leaves_the_file_as_it_was(tmp_pa
         "main()\n"
     )
 
-    refused = subprocess.run(
-        [sys.executable, "-c", program, "token", "bob", "--file", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    refused = run_token(program, file)
 
     assert refused.returncode == 2, refused.stderr
     assert "the token above will not be accepted" in refused.stderr
@@ -287,13 +287,7 @@ def test_a_file_that_another_program_keeps_locked_is_waited_for_with_a_bound(
 
     with file.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        refused = subprocess.run(
-            [sys.executable, "-c", program, "token", "bob", "--file", str(file)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        refused = run_token(program, file)
 
     assert refused.returncode == 2, refused.stderr
     said = f"{file}: another program keeps it locked; the token above will not be accepted"

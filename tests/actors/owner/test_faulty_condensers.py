@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, cast
 
 import anyio
@@ -278,15 +278,21 @@ class Late:
         return Proposal((view[0].id,), "late")
 
 
-@pytest.mark.parametrize("is_deaf", [False, True])
-async def test_a_turn_goes_on_without_a_condenser_that_proposes_too_late(*, is_deaf: bool) -> None:
-    clock, condenser = VirtualClock(), Late(is_deaf=is_deaf)
+@asynccontextmanager
+async def condensed_by(condenser: Late, clock: VirtualClock) -> AsyncIterator[Conversations]:
     async with (
         Runtime(ports=clock.ports(), kill_s=1.0) as runtime,
         Conversations(
             echo, journal=MemoryJournal(), condenser=condenser, condense_s=60.0, runtime=runtime
         ) as conversations,
     ):
+        yield conversations
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+async def test_a_turn_goes_on_without_a_condenser_that_proposes_too_late(*, is_deaf: bool) -> None:
+    clock, condenser = VirtualClock(), Late(is_deaf=is_deaf)
+    async with condensed_by(condenser, clock) as conversations:
         chat = conversations["c"]
         assert await (await chat.send("A")).reply() == "A"
         turn = await chat.send("B")
@@ -310,12 +316,7 @@ async def test_a_turn_goes_on_without_a_condenser_that_proposes_too_late(*, is_d
 async def test_a_proposal_for_a_log_that_was_deleted_is_not_late_for_the_next_one() -> None:
     """Its condenser takes no notice of being cancelled, so its time goes on."""
     clock, condenser = VirtualClock(), Late(is_deaf=True)
-    async with (
-        Runtime(ports=clock.ports(), kill_s=1.0) as runtime,
-        Conversations(
-            echo, journal=MemoryJournal(), condenser=condenser, condense_s=60.0, runtime=runtime
-        ) as conversations,
-    ):
+    async with condensed_by(condenser, clock) as conversations:
         chat = conversations["c"]
         await (await chat.send("A")).reply()
         await chat.send("B")

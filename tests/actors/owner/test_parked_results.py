@@ -14,8 +14,11 @@ from turnkeeper.actors import (
     Conversations,
     Duplicate,
     MemoryJournal,
+    Proposal,
+    View,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
+from turnkeeper.actors.core.condensation import Need
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, ResultNotKept
 from turnkeeper.actors.events import ActionEvent, Event, ObservationEvent, UserMessageEvent
@@ -78,6 +81,41 @@ async def test_parked_results_follow_the_last_call_of_a_response_that_comes_call
                 await until_parked(conversations, n)
             await chat.append(call("1"))
             await chat.view()
+            assert await log_of(chat) == ["u:go", "call"]
+            await chat.append(call("2"))
+
+        assert await log_of(chat) == ["u:go", "call", "call", "result", "result"]
+
+
+class NeverProposes:
+    def need(self, view: View) -> Need | None:
+        return "soft" if view else None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        await anyio.sleep_forever()
+        return None
+
+
+async def test_a_condenser_that_is_late_between_two_calls_does_not_close_their_response() -> None:
+    clock = VirtualClock()
+    async with verified(
+        HeldAgent(),
+        journal=MemoryJournal(),
+        ports=clock.ports(),
+        condenser=NeverProposes(),
+        condense_s=PARK_S / 2,
+    ) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        async with anyio.create_task_group() as group:
+            for n, call_id in enumerate("12", start=1):
+                group.start_soon(append_parked, chat, call_id)
+                await until_parked(conversations, n)
+            await chat.append(call("1"))
+
+            await clock.advance(PARK_S / 2)
+
+            assert "conversation_error" in await log_of(chat, all_kinds=True)
             assert await log_of(chat) == ["u:go", "call"]
             await chat.append(call("2"))
 
