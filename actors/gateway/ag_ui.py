@@ -258,6 +258,8 @@ class RunEvents:
         elif self._after is not None and item.seq <= self._after.seq:
             yield from self._pass(item)
         else:
+            if self._after is None and item.seq > self._seq + 1:
+                yield Show(self._seq, is_needed=False)  # what came between may be a retraction
             yield from self._come_back()
             part, self._part = self._part, 0
             yield from self._take_event(item, part)
@@ -281,12 +283,13 @@ class RunEvents:
                 opened = TextMessageStartEvent(message_id=self._answer_id, role="assistant")
                 yield Out(opened, None)
                 self._heard = []
-            self._is_stale = transcript.retracted_at > after.seq
+        self._is_stale = transcript.retracted_at > asked.seq
         # A call that the client has begun to read is completed first.
         if asked.is_needed or (self._is_stale and self._part < 2):  # noqa: PLR2004 - of an action
             yield from self._end_text()
             yield from self._snapshots(asked.seq, transcript)
             self._is_stale = False
+            self._part = 0  # the text of the next call has left the screen, and is shown again
 
     def _snapshots(self, seq: int, transcript: Transcript) -> Iterator[Out]:
         waiting = [

@@ -223,14 +223,49 @@ def test_after_any_pieces_the_screen_is_the_transcript(
         assert screen.messages == shown(ag_ui_messages(Transcript.of(log)))
 
 
-@pytest.mark.parametrize("is_undone", [False, True])
+@pytest.mark.parametrize("undone", [None, TURN, "another"])
 @given(case=two_streams(), data=st.data())
 def test_a_client_that_comes_back_from_any_event_shows_the_transcript(
-    case: tuple[list[Item], list[Item]], data: st.DataObject, *, is_undone: bool
+    case: tuple[list[Item], list[Item]], data: st.DataObject, undone: str | None
 ) -> None:
     first, second = case
     length = len(list(stream(first, log_of(first))))
-    check_cut(first, second, data.draw(st.integers(1, length - 1)), is_undone=is_undone)
+    check_cut(first, second, data.draw(st.integers(1, length - 1)), undone=undone)
+
+
+def test_the_text_of_a_call_stays_shown_if_another_turn_is_taken_back_meanwhile() -> None:
+    """The client was cut between the text and the call, and the snapshot for it had neither."""
+    action = ActionEvent(
+        tool_call_id="c", tool_name="look", llm_response_id="r", text="I look", turn_id=TURN
+    )
+    result = ObservationEvent(tool_call_id="c", content="x", turn_id=TURN)
+    ended = TurnEndedEvent(outcome="completed", turn_id=TURN)
+    items = logged([begun(), action, result, ended])
+
+    for cut in range(1, len(list(stream(items, log_of(items))))):
+        check_cut(items, items, cut, undone="another")
+
+
+def test_another_turn_that_is_taken_back_leaves_the_screen_of_a_run_that_goes_on() -> None:
+    """A turn has its own events alone, so the run was not told of it."""
+    earlier = UserMessageEvent(content="earlier", message_id="m0", turn_id="other", id="earlier")
+    said = [AgentMessageEvent(content=text, turn_id=TURN) for text in ("one", "two")]
+    retraction = RetractionEvent(retracted_event_ids=(earlier.id,))
+    ended = TurnEndedEvent(outcome="completed", turn_id=TURN)
+    events = (*said, ended)
+    for n in range(len(events)):
+        log = log_of(logged([earlier, begun(), *events[:n], retraction, *events[n:]]))
+        run = RunEvents("chat", "r1", "m1", head=2, awaiting=(), after=None)
+        screen = Screen()
+        for item in log:
+            if item.event.turn_id == TURN:
+                for out in run.take(item):
+                    written = Transcript.of(log[: item.seq])
+                    for each in run.show(out, written) if isinstance(out, Show) else (out,):
+                        screen.fold(each.event)
+
+        assert screen.is_over
+        assert screen.messages == shown(ag_ui_messages(Transcript.of(log)))
 
 
 def test_a_client_that_is_cut_at_any_event_gets_back_what_was_taken_back() -> None:
@@ -249,9 +284,12 @@ def test_a_client_that_is_cut_at_any_event_gets_back_what_was_taken_back() -> No
 
 
 def check_cut(
-    first: Sequence[Item], second: Sequence[Item], cut: int, *, is_undone: bool = False
+    first: Sequence[Item], second: Sequence[Item], cut: int, *, undone: str | None = None
 ) -> None:
-    """Check what a client shows that is cut off from the first stream, and gets the second one."""
+    """Check what a client shows that is cut off from the first stream, and gets the second one.
+
+    `undone`: the turn that is taken back meanwhile.
+    """
     log = log_of(first)
     outs = list(stream(first, log))
     screen = Screen()
@@ -259,8 +297,9 @@ def check_cut(
         screen.fold(out.event)
     after = outs[cut - 1].progress
     assert after is not None
-    if is_undone:
+    if undone is not None:
         ids = tuple(event.id for _, event in log if not isinstance(event, TurnEndedEvent))
+        ids = ids if undone == TURN else (undone,)
         log = [*log, LoggedEvent(len(log) + 1, RetractionEvent(retracted_event_ids=ids))]
 
     rest = list(stream(second, log, after=after))
