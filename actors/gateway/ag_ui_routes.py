@@ -39,7 +39,7 @@ from ..values.text import check_text
 from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, Items, MayByBody
-from .faults import invalid_id, unusable
+from .faults import PROBLEM, invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor, time_us
 from .problems import OWN, ProblemRaised, once_it_happened
 from .replies import EventStream, Feed, Write
@@ -100,7 +100,7 @@ class RunInput(Given):
 Running = Annotated[ConversationCaller, Depends(MayByBody("write", "threadId"))]
 
 
-@ag_ui.post("", responses={200: {"content": {"text/event-stream": {}}}, 409: {}})
+@ag_ui.post("", status_code=200, response_class=EventStream, responses={409: PROBLEM})
 async def run(caller: Running, body: RunInput) -> Response:
     """Send the newest user message, or the answers to calls, and stream the turn."""
     _check_is_served(body)
@@ -121,7 +121,9 @@ async def run(caller: Running, body: RunInput) -> Response:
 
 @ag_ui.get(
     f"{HERE}/connect",
-    responses={200: {"content": {"text/event-stream": {}}}, 204: {}, 410: {}},
+    status_code=200,
+    response_class=EventStream,
+    responses={204: {}, 410: PROBLEM},
 )
 async def connect(
     caller: Reading,

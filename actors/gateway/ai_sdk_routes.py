@@ -85,7 +85,7 @@ class ChatBody(Given):
 Chatting = Annotated[ConversationCaller, Depends(MayByBody("write", "id"))]
 
 
-@ai_sdk.post("", responses={200: {"content": {"text/event-stream": {}}}})
+@ai_sdk.post("", status_code=200, response_class=EventStream)
 async def chat(caller: Chatting, body: ChatBody) -> Response:
     """Send the newest message, or the answers to calls, and stream the turn."""
     newest = body.messages[-1]
@@ -150,7 +150,7 @@ async def _versions(conversation: Conversation, client_id: str) -> list[Turn]:
         looked_for = next_version(looked_for)
 
 
-@ai_sdk.get(f"{HERE}/stream", responses={204: {}})
+@ai_sdk.get(f"{HERE}/stream", status_code=200, response_class=EventStream, responses={204: {}})
 async def resume_stream(caller: Reading) -> Response:
     """Stream the running turn from its beginning; 204 if none runs."""
     try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -33,7 +32,7 @@ from .access import Authenticate, Authorize, Share, allows, check_access
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .events import feed_end
-from .faults import PROBLEM_SCHEMA, argument_faults, validation_faults
+from .faults import PROBLEM, argument_faults, validation_faults
 from .guard import LOOPBACK_HOSTS, Guard, check_hosts, check_origins
 from .inspection import inspection
 from .limits import GatewayLimits
@@ -50,13 +49,6 @@ ROUTERS = (ai_sdk, ag_ui, router, inspection, health)
 
 They are tried in this order. The few routes of a chat come first, because a person waits for
 them."""
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "A problem document (RFC 9457).",
-        "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}},
-    }
-}
 
 _BY_STATUS = {
     401: "unauthenticated",
@@ -135,7 +127,7 @@ def app(
     api = FastAPI(title="turnkeeper", docs_url=None, redoc_url=None, redirect_slashes=False)
     api.state.service = service
     for part in ROUTERS:
-        api.include_router(part, responses=_ERRORS)
+        api.include_router(part, responses={"default": PROBLEM})
     api.include_router(pages)
     _complete_routes(api)
     api.add_exception_handler(TurnkeeperError, _refused)

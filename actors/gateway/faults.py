@@ -22,7 +22,7 @@ from .problems import OWN, ProblemRaised
 from .wire import Json
 
 __all__ = [
-    "PROBLEM_SCHEMA",
+    "PROBLEM",
     "OwnRoute",
     "argument_faults",
     "invalid_id",
@@ -33,7 +33,7 @@ __all__ = [
 FAULTS_MAX = 20
 ID_RULE = "must have 1 to 256 characters, without control characters and slashes"
 
-PROBLEM_SCHEMA: Mapping[str, Any] = {
+_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "required": ["type", "title", "status", "detail"],
     "properties": {
@@ -56,7 +56,13 @@ PROBLEM_SCHEMA: Mapping[str, Any] = {
         },
     },
 }
-"""The JSON schema of a problem document, for the OpenAPI document."""
+"""The JSON schema of a problem document."""
+
+PROBLEM: dict[str, Any] = {
+    "description": "A problem document (RFC 9457).",
+    "content": {"application/problem+json": {"schema": _SCHEMA}},
+}
+"""A response with a problem document, for the OpenAPI document."""
 
 _RULES = {
     "bool_parsing": "must be true or false",

@@ -78,7 +78,7 @@ from .node_wire import (
     encode_line,
     encode_reply,
 )
-from .replies import EventStream, Write
+from .replies import LineStream, Write
 
 __all__ = ["Node", "NodeLimits", "node_address"]
 
@@ -530,7 +530,7 @@ class Node:
             finally:
                 self._streams_count -= 1
 
-        return EventStream(feed, media_type="application/x-ndjson")
+        return LineStream(feed)
 
     async def _write_pieces(self, here: ThisNode, conversation_id: str, write: Write) -> None:
         """Write the pieces from here, and end when no owner is active here: there may be another.

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from .problems import Problem
 
-__all__ = ["EventStream", "Feed", "json_reply", "problem_reply"]
+__all__ = ["EventStream", "Feed", "LineStream", "json_reply", "problem_reply"]
 
 Write = Callable[[bytes], Awaitable[None]]
 Feed = Callable[[Write], Awaitable[None]]
@@ -56,11 +56,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, feed: Feed, headers: Mapping[str, str] | None = None, media_type: str | None = None
-    ) -> None:
-        sent = {"X-Accel-Buffering": "no", **(headers or {})}
-        super().__init__(None, 200, sent, media_type)
+    def __init__(self, feed: Feed, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(None, 200, {"X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._feed = feed
 
@@ -84,3 +81,9 @@ class EventStream(Response):
         # the connection or made it ready for the next request.
         if is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LineStream(EventStream):
+    """A stream of JSON Lines, written like one of events."""
+
+    media_type = "application/x-ndjson"

@@ -35,12 +35,12 @@ from ..journals.transfer import export_lines
 from .bodies import keep_one_unknown, one_unknown
 from .changes import feed_changes
 from .events import feed_events, page_of_events
-from .faults import OwnRoute, invalid_id, unusable
+from .faults import PROBLEM, OwnRoute, invalid_id, unusable
 from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised, once_it_happened
 from .readiness import find_unreadiness
-from .replies import EventStream, Write, json_reply
+from .replies import EventStream, LineStream, Write, json_reply
 from .service import (
     Caller,
     ConversationCaller,
@@ -120,7 +120,11 @@ class MessageBody(Body):
 IfMatch: TypeAlias = Annotated[str | None, Header(description="A cursor of this conversation.")]
 
 
-@router.post(f"{HERE}/messages", status_code=202, responses={200: {}, 409: {}, 412: {}})
+@router.post(
+    f"{HERE}/messages",
+    status_code=202,
+    responses={200: {"content": {"application/json": {}}}, 409: PROBLEM, 412: PROBLEM},
+)
 async def send_message(
     caller: Writing,
     body: MessageBody,
@@ -530,7 +534,7 @@ def _complete_to(caller: Caller, complete_to: float | None) -> float | None:
     return told - told % COMPLETE_EVERY_S
 
 
-@router.get("/changes", responses={200: {"content": {"text/event-stream": {}}}})
+@router.get("/changes", status_code=200, response_class=EventStream)
 async def read_changes(
     caller: Listing,
     filters: Annotated[Filters, Depends()],
@@ -599,7 +603,7 @@ async def _removed_labels(
     return dict.fromkeys((await caller.conversation.at(seq)).details.labels)
 
 
-@router.delete(HERE, responses={412: {}})
+@router.delete(HERE, responses={412: PROBLEM})
 async def delete(caller: Writing, *, if_match: IfMatch = None) -> Response:
     """Delete a conversation, and return what was erased."""
     cursor = None if if_match is None else await _cursor_to_match(caller, if_match)
@@ -634,7 +638,7 @@ async def verify(caller: Reading) -> Response:
     return json_reply({"events": seq, "is_sound": is_sound})
 
 
-@router.get(f"{HERE}/export")
+@router.get(f"{HERE}/export", status_code=200, response_class=LineStream)
 async def export(caller: Reading) -> Response:
     """Return the conversation as JSON Lines, with each event byte for byte as it is stored.
 
@@ -648,7 +652,7 @@ async def export(caller: Reading) -> Response:
             async for line in lines:
                 await write(f"{exported_line(line, caller.rename)}\n".encode())
 
-    return EventStream(feed, media_type="application/x-ndjson")
+    return LineStream(feed)
 
 
 EVENT_SOURCES = (read_events, read_changes)

@@ -375,3 +375,53 @@ async def test_the_api_document_says_that_errors_are_problem_documents(world: Wo
             responses = operation["responses"]
             assert "application/problem+json" in responses["default"]["content"], (path, method)
             assert "HTTPValidationError" not in str(responses), (path, method)
+
+
+async def test_the_api_document_names_the_type_of_each_answer(world: World) -> None:
+    """A client that was generated from it read no problem, no stream and no repeat."""
+    paths = (await world.http.get("/openapi.json")).json()["paths"]
+    here = "/v1/conversations/{conversation_id}"
+    parts = [{"type": "text", "text": "hello"}]
+    chat = {"id": "chat", "messages": [{"id": "s1", "role": "user", "parts": parts}]}
+    message = {"id": "a1", "role": "user", "content": "hello"}
+    run = {"threadId": "chat", "runId": "r1", "messages": [message]}
+    gone = {"Last-Event-ID": "1.other@1/r/1.0/"}
+
+    async def check(
+        status: int,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        at = path.replace("{conversation_id}", "chat")
+        async with world.http.stream(method, at, json=json, headers=headers) as reply:
+            assert reply.status_code == status, (method, path)
+            given = reply.headers.get("content-type", "").partition(";")[0]
+        responses = paths[path][method.lower()]["responses"]
+        named = responses.get(str(status), responses["default"]).get("content", {})
+        assert given in named if given else not named, (method, path, status)
+        if path != f"{here}/events":
+            assert len(named) <= 1, (method, path, status)
+
+    for status, text in ((202, "hello"), (200, "hello"), (409, "other")):
+        headers = {"Idempotency-Key": "m1"}
+        await check(status, "POST", f"{here}/messages", json={"content": text}, headers=headers)
+    no_match = {"If-Match": "1.other"}
+    await check(412, "POST", f"{here}/messages", json={"content": "hello"}, headers=no_match)
+    await check(412, "DELETE", here, headers=no_match)
+    for kind in ("text/event-stream", "application/json"):
+        await check(200, "GET", f"{here}/events", headers={"Accept": kind})
+    await check(200, "GET", "/v1/changes")
+    await check(200, "GET", f"{here}/export")
+    await check(200, "POST", "/v1/ag-ui", json=run)
+    await check(409, "POST", "/v1/ag-ui", json={**run, "messages": [{**message, "id": "a2"}]})
+    await check(200, "GET", "/v1/ag-ui/{conversation_id}/connect")
+    await check(410, "GET", "/v1/ag-ui/{conversation_id}/connect", headers=gone)
+    world.agent.hold("hello")
+    await check(200, "POST", "/v1/ai-sdk/chat", json=chat)
+    await check(200, "GET", "/v1/ai-sdk/chat/{conversation_id}/stream")
+    world.agent.release("hello")
+    await world.answered("chat", "the last")
+    await check(204, "GET", "/v1/ai-sdk/chat/{conversation_id}/stream")
