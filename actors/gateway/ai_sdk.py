@@ -78,6 +78,11 @@ class TurnChunks:
             case UserMessageEvent(is_reminder=False):
                 self._messages += 1
                 if self._messages > 1:
+                    if self._shown is not None:
+                        # The agent writes this answer anew: take back the text now, as the message
+                        # would go with it later.
+                        yield {"type": "reset-step"}
+                        self._shown = None
                     yield {
                         "type": "steering-message",
                         "id": client_id_of(event.message_id or event.id),

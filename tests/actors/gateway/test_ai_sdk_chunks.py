@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,20 @@ def test_an_answer_that_is_said_otherwise_replaces_what_was_written() -> None:
 def test_what_was_written_and_never_said_is_taken_back_at_the_end() -> None:
     ended = TurnEndedEvent(outcome="failed", turn_id=TURN)
     assert texts(shown([said("first"), piece("lost", answer=1), ended])) == ["first"]
+
+
+@pytest.mark.parametrize("rest", [[piece("right", attempt=2)], [said("right")], []])
+def test_a_message_that_steers_stays_when_the_text_before_it_is_taken_back(
+    rest: list[Item],
+) -> None:
+    """The text was of an owner that was killed; the next one began its answer with the message."""
+    steering = UserMessageEvent(content="also", message_id="m2", turn_id=TURN)
+    ended = TurnEndedEvent(outcome="completed", turn_id=TURN)
+
+    message = shown([piece("wrong"), steering, *rest, ended])
+
+    assert [part["id"] for part in message.parts if part["type"] == "steering-message"] == ["m2"]
+    assert "wrong" not in texts(message)
 
 
 def test_the_calls_of_one_response_are_in_one_step_with_its_text() -> None:
