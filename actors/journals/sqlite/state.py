@@ -5,8 +5,8 @@ folder it returns when the event is durable; `conversations.db` in that folder i
 journal file.
 
 It promises: an append that has returned is durable, so the program may end at once. Until the first
-append, the file is only read; the first append takes the next epoch, as any owner does. Of two
-states of one conversation, the one that took the later epoch shuts the other out.
+append or `save`, the file is only read; the first append claims the next epoch, as any owner does.
+Of two states of one conversation, the one that claimed the later epoch shuts the other out.
 
 It does not run agents. Only one thread at a time may use a state, which has no locks; a view that
 it returned never changes and may be passed anywhere. For each journal file there is one event loop
@@ -137,7 +137,7 @@ class ConversationState:
         *,
         ports: Ports | None = None,
     ) -> Self:
-        """Open a conversation of the folder `persistence_dir`, for reading until the first append.
+        """Open a conversation of the folder `persistence_dir`; only read until the first write.
 
         Raises `ConversationNotFound`.
         """
@@ -596,7 +596,7 @@ class _FileLog:
         return self._epoch is not None
 
     def own(self) -> int:
-        """Take the next epoch; return the seq at which the log ends: older owners are shut out."""
+        """Claim the next epoch; return the seq at which the log ends: older owners are shut out."""
         if self._lost is not None:
             raise self._lost
         claim = self._call(lambda journal: journal.claim(self._conversation_id), writes=True)
