@@ -44,7 +44,7 @@ from .stress_worker import is_postgres, open_journal
 
 __all__ = ["stress"]
 
-# The longest time that a step of the agent takes; long enough that turns overlap.
+# The longest pause of the agent, which makes one before each step and one in it: turns overlap.
 _PACE_S = 0.1
 _VIEW_EVENTS_MAX = 40
 _OF_ONE = ("conversations", "senders", "overlap", "rate", "db", "report")
