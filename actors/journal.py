@@ -254,7 +254,7 @@ class Deletion(NamedTuple):
     forks: Sequence[str]
     """The conversations that need them."""
     is_erased: bool
-    """True if the other records are gone from the store's files too, and not just unreachable."""
+    """True if the other records are gone from the journal's files too, and not just unreachable."""
 
 
 class Rejection(NamedTuple):
@@ -293,7 +293,7 @@ class Journal(Protocol):
         """Call `on_loss` in this loop each time that this process has lost its lease.
 
         `is_lease_valid(since=…)` then tells which claims are lost. A loss is noticed when the lease
-        runs out or is renewed too late; after a forced takeover, at the next look at the store.
+        runs out or is renewed too late; after a forced takeover, at the next look at the journal.
         One watcher at a time, from entering to leaving.
         """
 

@@ -12,9 +12,9 @@ it, its records in order, and its rejected events:
 An export has everything that makes up a conversation: ids, order, kinds, and each event byte for
 byte. `"event"` is the stored JSON itself; if that is not one line of UTF-8, there is
 `"event_base64"` instead. Exporting an imported conversation gives the same lines, except for the
-users of conversations: an import drops these unless `keep_users` is set. An export leaves
-out what belongs to the store and not to the conversation: epochs, times of writing, snapshots, and
-the sharing of prefixes between forks.
+users of conversations: an import drops these unless `keep_users` is set. An export leaves out what
+belongs to the journal and not to the conversation: epochs, times of writing, snapshots, and the
+sharing of prefixes between forks.
 
 Both directions run beside the processes that use the journals. An export has each conversation as
 of the moment when it read the conversation's head. Run an interrupted import again: it continues.

@@ -242,7 +242,7 @@ class JobThread:
 
     def _hung(self) -> JournalUnavailable:
         return JournalUnavailable(
-            f"{self._name} hangs or has died; nothing was done; see to the disk or the database, "
+            f"{self._name} hangs or has died; nothing was done; check the disk or the database, "
             "then start the process again"
         )
 

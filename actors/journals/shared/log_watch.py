@@ -1,7 +1,7 @@
-"""Tasks that wait for logs to change, served by one query of the store for all of them.
+"""Tasks that wait for logs to change, served by one query of the journal for all of them.
 
 Each journal has one watch, which runs no task of its own. One of the waiting tasks leads: it
-queries the store for the logs that `call` named. If `call` named none, or when the poll interval
+queries the journal for the logs that `call` named. If `call` named none, or when the poll interval
 has passed, it queries for all logs that are waited for. When the leader leaves, it wakes another
 waiter, which leads from then on. So the number of queries does not grow with the number of waiting
 tasks, and a query that follows a commit reads the rows of the logs that it changed.
@@ -67,12 +67,12 @@ class LogWatch:
     def awaits(self, marks: Collection[int]) -> bool:
         """Return True if a task waits for a log with one of these marks. Thread-safe.
 
-        A task that begins to wait later on reads the store first, and finds what was committed.
+        A task that begins to wait later on reads the journal first, and finds what was committed.
         """
         return any(mark in self._awaited for mark in marks)
 
     def call(self, marks: Collection[int] | None = None) -> None:
-        """Make the leader query the store now: these logs may have changed; None: any log may."""
+        """Make the leader query the journal now: these logs may have changed; None: any log may."""
         if marks is None:
             self._is_called = True
         else:

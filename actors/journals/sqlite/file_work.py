@@ -61,7 +61,7 @@ class FileWork(Generic[T]):
                 if self._ports.monotonic() - self._at >= bound_s:
                     raise JournalUnavailable(
                         f"{self._name} has been given up: the disk has not answered within "
-                        f"{bound_s:g} s; see to the disk, and run it again"
+                        f"{bound_s:g} s; check the disk, and run it again"
                     )
         except BaseException as error:
             self._is_left = True

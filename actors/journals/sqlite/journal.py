@@ -282,7 +282,7 @@ class SQLiteJournal(DatabaseJournal):
             is_late.set()
             raise JournalUnavailable(
                 f"{self._path} cannot be locked: the disk has not answered within "
-                f"{self._answer_wait_s:g} s; nothing was changed; see to the disk, and try again"
+                f"{self._answer_wait_s:g} s; nothing was changed; check the disk, and try again"
             )
 
     async def _leave(self) -> None:

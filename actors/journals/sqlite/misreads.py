@@ -66,7 +66,7 @@ def refuse_unreadable(path: Path, cause: Exception) -> None:
     except OSError as error:
         error.__cause__ = cause
         raise JournalUnavailable(
-            f"{path} cannot be read now: {error}; nothing was changed; see to the disk, then start "
+            f"{path} cannot be read now: {error}; nothing was changed; check the disk, then start "
             "the process again"
         ) from error
 

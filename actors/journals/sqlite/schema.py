@@ -678,7 +678,7 @@ def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable
     if isinstance(error, MemoryError) or code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}:
         found = str(error) or type(error).__name__
         return JournalUnavailable(
-            f"{path} cannot be opened now: {found}; nothing was changed; see to the disk and the "
+            f"{path} cannot be opened now: {found}; nothing was changed; check the disk and the "
             "memory, and try again"
         )
     match code:
@@ -696,5 +696,5 @@ def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable
             advice = "end that program, and try again"
         case _:
             found = str(error)
-            advice = "see to it, and try again"
+            advice = "check it, and try again"
     return JournalRefused(f"{path} cannot be opened: {found}; nothing was changed; {advice}")

@@ -497,7 +497,7 @@ class _SharedJournal:
         except NoAnswer:
             raise JournalOutcomeUnknown(
                 f"{self._path} has not answered within {_CALL_WAIT_S:g} s; it may have happened; "
-                "see to the disk, start the process again and send the same event"
+                "check the disk, start the process again and send the same event"
             ) from None
 
     def end(self) -> None:

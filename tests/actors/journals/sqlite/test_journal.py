@@ -993,9 +993,9 @@ REFUSALS = {
     sqlite3.SQLITE_BUSY: "end that program",
     sqlite3.SQLITE_CORRUPT: "turnkeeper repair",
     sqlite3.SQLITE_NOTADB: "give another path",
-    sqlite3.SQLITE_IOERR: "see to the disk",
+    sqlite3.SQLITE_IOERR: "check the disk",
     sqlite3.SQLITE_FULL: "make room",
-    sqlite3.SQLITE_MISUSE: "see to it",
+    sqlite3.SQLITE_MISUSE: "check it",
 }
 
 
