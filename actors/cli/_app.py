@@ -82,7 +82,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Maintain a journal": {
         "verify": "Check every record, and all data derived from the records.",
         "repair": "Repair a damaged file.",
-        "reindex": "Rewrite the rows of lists that are out of date.",
+        "reindex": "Rewrite the rows of lists that are stale.",
         "vacuum": "Return the space of deleted records to the disk.",
         "delete": "Delete conversations.",
     },

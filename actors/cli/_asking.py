@@ -46,7 +46,7 @@ _PASSWORD = re.compile("//[^/@]*@")
 _PARAMETER = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 Db = Annotated[
-    str, typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database.")
+    str, typer.Argument(metavar="DB", help="A SQLite file, or the URL of a PostgreSQL database.")
 ]
 Schema = Annotated[
     str, typer.Option(metavar="NAME", help="The schema of the journal in a PostgreSQL database.")

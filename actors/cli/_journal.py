@@ -71,7 +71,7 @@ class Target(StrEnum):
     OPENHANDS = "openhands"
 
 
-File = Annotated[str, typer.Argument(metavar="DB", help="An SQLite file.")]
+File = Annotated[str, typer.Argument(metavar="DB", help="A SQLite file.")]
 
 
 def export(
@@ -310,9 +310,9 @@ def verify(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
 
 
 def reindex(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
-    """Rewrite the rows of lists that are out of date.
+    """Rewrite the rows of lists that are stale.
 
-    A row is out of date if the log has grown since the row was written. The next owner of the
+    A row is stale if the log has grown since the row was written. The next owner of the
     conversation would rewrite it too. A SQLite file must not be open for writing elsewhere; a
     database may be in use.
 

@@ -323,7 +323,7 @@ async def import_all(
             result.problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
         if begin.startswith(_SQLITE_BEGINS):
-            found = "it is an SQLite database"
+            found = "it is a SQLite database"
             if source is not None:
                 found += f", and --from {source} reads JSON"
             result.problems.append(

@@ -288,7 +288,7 @@ def serve(
 def inspect(
     db: Annotated[
         str,
-        typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database."),
+        typer.Argument(metavar="DB", help="A SQLite file, or the URL of a PostgreSQL database."),
     ],
     *,
     schema: Schema = SCHEMA,

@@ -120,7 +120,7 @@ def _about(row: ListedConversation | None) -> str:
         return ""
     waits = f", waits for {row.waits_for}" if row.waits_for else ""
     queued = f", {row.queued} queued" if row.queued else ""
-    stale = ", out of date" if row.is_stale and row.status else ""
+    stale = ", stale" if row.is_stale and row.status else ""
     parts = [f"{row.status.replace('_', ' ')}{waits}{queued}{stale}" if row.status else ""]
     if row.title:
         parts.append(f"“{printable(row.title)}”")

@@ -93,7 +93,7 @@ def stress(
         str | None,
         typer.Option(
             metavar="PATH|URL",
-            help="The journal to write: an SQLite file, or a PostgreSQL URL.",
+            help="The journal to write: a SQLite file, or a PostgreSQL URL.",
             show_default="a temporary file",
         ),
     ] = None,

@@ -177,7 +177,7 @@ def _open(path: Path, *tables: str) -> sqlite3.Connection:
         missing = set(tables) - {name for (name,) in rows}
     except sqlite3.DatabaseError as error:
         database.close()
-        raise _Unreadable(f"it is not an SQLite database ({error})") from error
+        raise _Unreadable(f"it is not a SQLite database ({error})") from error
     if missing:
         database.close()
         _unreadable(f"it has no table {' and no table '.join(sorted(missing))}")

@@ -592,7 +592,7 @@ def test_a_database_of_sqlite_is_imported_only_with_the_name_of_its_program(
     """Its bytes were called "not UTF-8 text"."""
     for source, why in (((), ""), (("--from", "openai"), ", and --from openai reads JSON")):
         said = command("import", tmp_path / "new.db", path, *source, check=2).stderr
-        assert f"is an SQLite database{why}; name the program that wrote it with --from" in said
+        assert f"is a SQLite database{why}; name the program that wrote it with --from" in said
         assert "`turnkeeper export`" in said
     assert not (tmp_path / "new.db").exists()
 

@@ -47,7 +47,7 @@ class Verification:
     records: int
     problems: tuple[Problem, ...]
     stale: tuple[str, ...] = ()
-    """The conversations whose rows in lists are out of date, which does not count as damage."""
+    """The conversations whose rows in lists are stale, which does not count as damage."""
 
 
 class LogCheck(Protocol):

@@ -339,8 +339,8 @@ def test_a_bad_conversation_is_told_by_its_place_and_the_others_come_in(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("hermes", "it is not an SQLite database"),
-        ("openai-agents", "it is not an SQLite database"),
+        ("hermes", "it is not a SQLite database"),
+        ("openai-agents", "it is not a SQLite database"),
         ("openhands", "a folder is needed"),
     ],
 )
