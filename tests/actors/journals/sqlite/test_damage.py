@@ -158,7 +158,7 @@ def test_no_truncation_is_silent(path: Path, whole: bytes) -> None:
 
 @pytest.mark.slow
 def test_no_byte_of_the_file_can_be_damaged_silently(path: Path, whole: bytes) -> None:
-    """Every byte flipped, every length cut: about a quarter of an hour."""
+    """Every byte flipped, every length cut: about half an hour."""
     flips = sweep(path, flipped(whole, range(len(whole))), whole)
     cuts = sweep(path, (whole[:length] for length in range(len(whole))), whole)
 
