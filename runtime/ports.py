@@ -173,7 +173,8 @@ class Ports:
     """Wait that many seconds of `loop_time`; a virtual clock brings both."""
 
     now: Callable[[], float] = time.time
-    """Wall clock, in seconds since the epoch, UTC; recorded only, no decision depends on it."""
+    """Wall clock, in seconds since the epoch, UTC, for times that are recorded and for ages, such
+    as that of a signed request. It may jump: no log is wrong because of it."""
 
     ids: Ids = field(default_factory=Ids)
     """The source of every id."""
