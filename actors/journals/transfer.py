@@ -135,7 +135,7 @@ def _with_event(facts: dict[str, Any], payload: bytes) -> str:
     """Return a line that ends with the stored JSON unchanged, or with its base64 if it must."""
     try:
         text = payload.decode()
-        is_plain = len(text.splitlines()) == 1
+        is_plain = text.splitlines() == [text]  # a line end behind it would end the line, too
         json.loads(text)
     except (ValueError, RecursionError):
         is_plain, text = False, ""
@@ -332,11 +332,11 @@ class _Lines:
             line = self._ahead or {}
             match line:
                 case {
-                    "rejected_at": float(at),
+                    "rejected_at": int(at) | float(at),
                     "violation": str(violation),
                     "reason": str(reason),
                 } if 0 <= at < _TIME_MAX:
-                    yield Rejection(at, violation, reason, self._payload(line))
+                    yield Rejection(float(at), violation, reason, self._payload(line))
                     self._advance()
                 case _:
                     return
@@ -371,13 +371,23 @@ class _Lines:
         if not isinstance(line, dict):
             raise self._refusal("not a JSON object")
         if "event" in line:
-            _, found, rest = text.partition(_EVENT)
-            # Keep the bytes as they were written, unless a tool has reformatted the line.
-            line["event"] = (rest[:-1] if found else _dump(line["event"])).encode()
+            line["event"] = _event_text(text, line).encode()
         self._ahead = line
 
     def _refusal(self, found: str) -> ImportRefused:
         return ImportRefused(self.number, found)
+
+
+def _event_text(text: str, line: dict[str, Any]) -> str:
+    """Return the event of a line as it was written, unless a tool has reformatted the line."""
+    facts, _, rest = text.partition(_EVENT)
+    try:
+        # If a tool has put the event before other facts, this text is inside the event.
+        if json.loads(f"{facts}}}").keys() == line.keys() - {"event"}:
+            return rest[:-1]
+    except ValueError:
+        pass
+    return _dump(line["event"])
 
 
 def _without_owner(payload: bytes) -> bytes:

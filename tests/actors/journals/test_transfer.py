@@ -48,6 +48,7 @@ PAYLOADS = (
     b"",
     b'"\xe2\x80\xa8"',  # a line separator, which some tools take for the end of a line
     b'{"image":"' + b"A" * 50_000 + b'"}',
+    b"{}\n",  # its line end would end the line of the export
 )
 
 
@@ -272,6 +273,28 @@ async def test_lines_written_anew_by_a_tool_are_read_too(
     found = await journal.read('alice,"event":')
     assert json.loads(found[0].payload) == json.loads(PAYLOADS[0])
     assert len(await read_all(journal, "bob")) == 600
+
+
+async def test_lines_with_their_keys_in_another_order_are_read_too(
+    journal: SQLiteJournal,
+) -> None:
+    """An event was cut at its own key `event`, if the tool had put it before other facts."""
+    payload = b'{"arguments":{"date":"1 May","event":"birthday"},"id":"a1"}'
+    async with MemoryJournal() as other:
+        await write(other, "alice", [Record("a1", "note", payload)])
+        epoch = (await other.claim("alice")).epoch
+        await other.reject("alice", [Rejection(4e9, "v", "r", payload)], epoch=epoch)
+        lines = await lines_of(other)
+
+    # As `jq -cS` writes them, whole numbers without a point.
+    values = [json.loads(line, parse_float=lambda at: int(float(at))) for line in lines]
+    await import_lines(
+        journal, [json.dumps(one, sort_keys=True, separators=(",", ":")) for one in values]
+    )
+
+    (found,) = await journal.read("alice")
+    (rejection,) = await journal.rejections("alice")
+    assert (found.payload, rejection) == (payload, Rejection(4e9, "v", "r", payload))
 
 
 async def test_some_conversations_are_exported_by_name(journal: SQLiteJournal) -> None:
