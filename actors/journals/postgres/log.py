@@ -14,7 +14,7 @@ import psycopg
 
 from ...errors import CorruptLog
 from ...journal import READ_BYTES, Record, StoredRecord
-from ..shared.record_chain import first_mark, log_number, next_mark
+from ..shared.record_chain import first_mark, log_number, logs_of, next_mark
 
 TAIL = """
     c.id, c.name, c.incarnation, c.log, c.owner, c.epoch, c.head, c.tip, c.forked_at,
@@ -64,12 +64,40 @@ def empty_tail(name: str, incarnation: int) -> Tail:
 
 
 def read_tail(connection: psycopg.Connection[Any], name: str, *, and_lock: str = "") -> Tail | None:
-    """Read a conversation's row; `and_lock` is the statement's locking clause."""
+    """Read a conversation's row; `and_lock` is the statement's locking clause.
+
+    Raises `CorruptLog` if the row is lost, and the records are still there.
+    """
     if "\0" in name:
         return None  # PostgreSQL has no such text
     statement = f"SELECT {TAIL} FROM conversation c WHERE name = %s {and_lock}"  # noqa: S608 - our own text
     row = connection.execute(statement.encode(), (name,)).fetchone()
-    return None if row is None else with_prefix(connection, tail_of_row(row))
+    if row is None:
+        refuse_if_lost(connection, name)
+        return None
+    return with_prefix(connection, tail_of_row(row))
+
+
+# The ORDER BY has PostgreSQL look for one record of each log in the index, whatever it knows of the
+# table; else it may read the whole table, to find none.
+RECORDS_OF = """FROM unnest({}) AS of(log) CROSS JOIN LATERAL (
+    SELECT FROM event e WHERE e.log = of.log ORDER BY e.seq LIMIT 1
+) AS first"""
+"""The clause of a statement that has a row for each of these logs that has records."""
+_FIND_LOST = f"""
+    SELECT 1 {RECORDS_OF.format("%s::bigint[]")} WHERE NOT EXISTS (
+        SELECT FROM conversation WHERE name = %s AND (head > 0 OR incarnation > 0)
+    )
+""".encode()  # noqa: S608 - our own text
+
+
+def refuse_if_lost(connection: psycopg.Connection[Any], name: str) -> None:
+    """Raise `CorruptLog` if there are records of a conversation that had no row.
+
+    Another process may have begun it since.
+    """
+    if connection.execute(_FIND_LOST, (logs_of(name), name)).fetchone() is not None:
+        raise CorruptLog(name, 1, "it has records, but its own row is missing")
 
 
 def tail_of_row(row: Sequence[Any]) -> Tail:

@@ -57,7 +57,7 @@ from ..shared.append_rules import (
 )
 from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing
-from ..shared.record_chain import next_mark, seal
+from ..shared.record_chain import logs_of, next_mark, seal
 from ..shared.searching import SEARCHED_KINDS
 from .connections import BoundedConnection, Link, Numbers, Payloads
 from .listings import (
@@ -74,6 +74,7 @@ from .listings import (
     text_array,
 )
 from .log import (
+    RECORDS_OF,
     TAIL,
     Tail,
     empty_tail,
@@ -81,6 +82,7 @@ from .log import (
     find_mark,
     has_records,
     read_tail,
+    refuse_if_lost,
     tail_of_row,
     with_prefix,
 )
@@ -156,11 +158,13 @@ _APPENDS = {
 }
 
 # A conversation that another process owns is found by reading first: locking its row would be a
-# write and a flush. The insert decides, as the owner may have changed meanwhile.
+# write and a flush. The insert decides, as the owner may have changed meanwhile. Rows are never
+# removed, so one that is missing beside records is lost: it is not made anew, without them.
 _CLAIM = f"""
     WITH ENDED asked AS (
-        SELECT * FROM unnest(%(names)b::text[], %(logs)b::bigint[], %(tips)b::bigint[])
-            AS n(name, log, tip)
+        SELECT * FROM unnest(
+            %(names)b::text[], %(logs)b::bigint[], %(tips)b::bigint[], %(all_logs)b::text[]
+        ) AS n(name, log, tip, all_logs)
     ), elsewhere AS (
         SELECT c.name, node.address FROM asked JOIN conversation c USING (name)
         JOIN node ON node.id = c.owner
@@ -169,7 +173,10 @@ _CLAIM = f"""
         INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
                                        is_unfinished, updated_us)
         SELECT n.name, 0, n.log, %(node)s, 1, 0, n.tip, 0, false, %(now_us)s
-        FROM asked n WHERE n.name NOT IN (SELECT name FROM elsewhere)
+        FROM asked n WHERE n.name NOT IN (SELECT name FROM elsewhere) AND (
+            EXISTS (SELECT FROM conversation f WHERE f.name = n.name)
+            OR NOT EXISTS (SELECT {RECORDS_OF.format("n.all_logs::bigint[]")})
+        )
         ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, epoch = c.epoch + 1
         WHERE %(takeover)s OR c.owner IS NULL OR c.owner = excluded.owner OR NOT EXISTS (
             SELECT FROM node WHERE node.id = c.owner AND node.lease_until > clock_timestamp()
@@ -478,8 +485,9 @@ class PostgresWriter:
         except UNENCODABLE:
             return  # PostgreSQL has no text for one of the names; each append is tried alone
         for row in rows:
-            tail = with_prefix(self.connection, tail_of_row(row))
-            self._tails[tail.name] = tail
+            tail = tail_of_row(row)
+            with suppress(CorruptLog):  # its appends are tried alone, which raises it again
+                self._tails[tail.name] = with_prefix(self.connection, tail)
 
     # --- claims -----------------------------------------------------------------------------------
 
@@ -507,6 +515,7 @@ class PostgresWriter:
             "names": [tail.name for tail in empty],
             "logs": Numbers(tail.log for tail in empty),
             "tips": Numbers(tail.tip for tail in empty),
+            "all_logs": [f"{{{','.join(map(str, logs_of(tail.name)))}}}" for tail in empty],
         }
         self._failpoint("begin")
         rows = self._claim_rows(_CLAIMS[takeover], values)
@@ -516,12 +525,15 @@ class PostgresWriter:
         for job in jobs:
             name = job.conversation_id
             tail = tails.get(name)
-            if tail is None:
-                owner = addresses.get(name) or self._owner_of(name)
-                job.refuse(OwnedElsewhere(f"conversation {name}", owner))
-            else:
-                self._tails[name] = with_prefix(self.connection, tail)
-                job.settle(Claim(tail.epoch, tail.head))
+            try:
+                if tail is None:
+                    owner = addresses.get(name) or self._owner_of(name)
+                    job.refuse(OwnedElsewhere(f"conversation {name}", owner))
+                else:
+                    self._tails[name] = with_prefix(self.connection, tail)
+                    job.settle(Claim(tail.epoch, tail.head))
+            except CorruptLog as error:
+                job.refuse(error)  # the other conversations of the group are whole
 
     def _claim_rows(self, statement: bytes, values: Mapping[str, object]) -> list[TupleRow]:
         """Run the statement of a claim, again if another process began one of its conversations."""
@@ -533,12 +545,17 @@ class PostgresWriter:
         return self.connection.execute(statement, values).fetchall()
 
     def _owner_of(self, name: str) -> str:
-        """Return the address of the process that claimed a conversation just before this one."""
+        """Return the address of the process that claimed a conversation just before this one.
+
+        Raises `CorruptLog` if there is none, since the conversation's row is lost.
+        """
         row = self.connection.execute(
             "SELECT node.address FROM conversation c JOIN node ON node.id = c.owner "
             "WHERE c.name = %s AND node.lease_until > clock_timestamp()",
             (name,),
         ).fetchone()
+        if row is None:
+            read_tail(self.connection, name)
         return str(row[0]) if row else "another process"
 
     # --- everything else --------------------------------------------------------------------------
@@ -807,12 +824,14 @@ class PostgresWriter:
         records, before this transaction writes it.
         """
         empty = empty_tail(name, 0)
-        self.connection.execute(
+        made = self.connection.execute(
             "INSERT INTO conversation (name, incarnation, log, epoch, head, tip, forked_at, "
             "is_unfinished, updated_us) VALUES (%s, 0, %s, 0, 0, %s, 0, false, %s) "
             "ON CONFLICT DO NOTHING",  # of name or log: a rival's row may collide by either
             (name, empty.log, empty.tip, self.now_us),
         )
+        if made.rowcount:
+            refuse_if_lost(self.connection, name)
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         assert tail is not None, "rows are never removed"
         return tail

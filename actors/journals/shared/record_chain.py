@@ -10,6 +10,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from zlib import crc32
 
+INCARNATIONS_LOOKED_FOR = 8
+"""If a row is lost or hidden, the search for its name covers this many of its incarnations."""
+
 
 def log_number(conversation_id: str, incarnation: int) -> int:
     """Return the key under which a store keeps a log: 63 bits of a hash of name and incarnation.
@@ -19,6 +22,11 @@ def log_number(conversation_id: str, incarnation: int) -> int:
     """
     text = f"{incarnation}\0{conversation_id}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def logs_of(conversation_id: str) -> list[int]:
+    """Return the keys of the logs that a conversation may have whose row is lost."""
+    return [log_number(conversation_id, each) for each in range(INCARNATIONS_LOOKED_FOR)]
 
 
 def first_mark(log: int) -> int:

@@ -22,7 +22,14 @@ from zlib import crc32
 from ...errors import CorruptLog
 from ...journal import READ_BYTES, READ_PAGE, StoredRecord, fitting
 from ..shared.payload_parts import join
-from ..shared.record_chain import first_mark, log_number, next_mark, seal
+from ..shared.record_chain import (
+    INCARNATIONS_LOOKED_FOR,
+    first_mark,
+    log_number,
+    logs_of,
+    next_mark,
+    seal,
+)
 from .schema import ANCHOR_STEP, is_damage
 
 
@@ -155,20 +162,12 @@ def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     return tail
 
 
-# If a row is lost or hidden, the search for a name covers this many of its incarnations.
-_INCARNATIONS_LOOKED_FOR = 8
-
-
-def _logs_of(name: str) -> list[int]:
-    return [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
-
-
 def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
     """Raise `CorruptLog` if the file has records of a name for which no row was found.
 
     A repair gives such records another name, and then this one is free again.
     """
-    logs = _logs_of(name)
+    logs = logs_of(name)
     if connection.execute(_FIND_LOGS, logs).fetchone():
         raise CorruptLog(name, 0, "an index hides its own row")
     has_records = connection.execute(_FIND_FIRST, (*logs, *logs)).fetchone()
@@ -202,7 +201,7 @@ def _find_recovered(connection: sqlite3.Connection, name: str) -> tuple[int, Tai
     """Return the newest incarnation of a name that a repair has renamed, and its tail, or None."""
     if connection.execute(_FIND_ANY_RECOVERED).fetchone() is None:
         return None  # as in most files, for each conversation that is begun
-    names = [recovered_name(log) for log in _logs_of(name)]
+    names = [recovered_name(log) for log in logs_of(name)]
     rows = connection.execute(_FIND_NAMES, names).fetchall()
     found = [(names.index(row[1]), row) for row in rows]
     if not found:
@@ -233,7 +232,7 @@ def find_renamed(connection: sqlite3.Connection, name: str, updated_us: int) -> 
     return tail
 
 
-_EACH = ", ".join("?" * _INCARNATIONS_LOOKED_FOR)
+_EACH = ", ".join("?" * INCARNATIONS_LOOKED_FOR)
 _FIND_LOGS = f"SELECT 1 FROM conversation WHERE log IN ({_EACH})"  # noqa: S608 - our own text
 _FIND_NAMES = f"SELECT * FROM conversation WHERE name IN ({_EACH})"  # noqa: S608 - as above
 _FIND_ANY_RECOVERED = "SELECT 1 FROM conversation WHERE name > 'recovered-' AND name < 'recovered.'"

@@ -30,7 +30,7 @@ from turnkeeper.runtime import InvariantViolation
 from ...errors import CorruptLog, JournalRefused, JournalUnavailable
 from ..shared.list_pages import bare_listing
 from ..shared.payload_parts import join
-from ..shared.record_chain import first_mark, log_number, next_mark, seal
+from ..shared.record_chain import first_mark, log_number, logs_of, next_mark, seal
 from .erasure import erasure_seal
 from .file_work import ANSWER_WAIT_S, FileWork
 from .listings import store_listing
@@ -63,7 +63,6 @@ from .verify import verify_in
 _PAGE = 500
 # No row of `event` takes less than this in the file, so there are no more ids to try.
 _EVENT_BYTES_MIN = 40
-_INCARNATIONS_LOOKED_FOR = 8
 _DROP_EMPTY_FORKS = """
     DELETE FROM fork
     WHERE log NOT IN (SELECT log FROM conversation) AND log NOT IN (SELECT log FROM event)
@@ -521,8 +520,8 @@ class _Repair:
     def _named(self, name: object, log: object) -> Tail | None:
         """Return a tail for a damaged row whose name and log still match each other, or None."""
         if isinstance(name, str):
-            for incarnation in range(_INCARNATIONS_LOOKED_FOR):
-                if log_number(name, incarnation) == log:
+            for incarnation, each in enumerate(logs_of(name)):
+                if each == log:
                     return self._bare_tail(name, incarnation)
         return None
 

@@ -1129,6 +1129,88 @@ async def test_damage_is_a_corrupt_log_that_names_the_place(
         assert caught.value.seq == seq
 
 
+@pytest.mark.parametrize("begun", [1, 2])
+async def test_a_conversation_whose_row_is_lost_is_never_opened_as_empty(
+    schema: str, begun: int
+) -> None:
+    """It was claimed as a new one, and each append of it collided with the old records for good."""
+    async with make_journal(schema) as journal:
+        for _ in range(begun):
+            claim = await journal.claim("lost")
+            await append(journal, "lost", claim, 1, "e1", "e2")
+            if begun > 1 and claim.epoch == 1:
+                await journal.delete("lost", epoch=claim.epoch)
+        await journal.fork("lost", "kept", at=2, records=[make_record("k")], is_unfinished=False)
+    change(schema, "DELETE FROM conversation WHERE name = 'lost'")
+
+    async with make_journal(schema) as journal:
+        fork = partial(journal.fork, at=1, records=[make_record("f")], is_unfinished=False)
+        for call in (
+            partial(journal.claim, "lost"),
+            partial(journal.info, "lost"),
+            partial(read_all, journal, "lost"),
+            partial(fork, "lost", "another"),
+            partial(fork, "kept", "lost"),
+        ):
+            for _ in range(2):
+                with pytest.raises(CorruptLog, match="its own row is missing"):
+                    await call()
+        assert await read_all(journal, "kept") == ["e1", "e2", "k"]
+        assert [info.conversation_id for info in await journal.list()] == ["kept"]
+
+
+async def test_damage_of_one_conversation_does_not_touch_its_neighbours_in_a_group(
+    schema: str,
+) -> None:
+    names = ("bad", "fork", "good")
+    gate = Gate("begin")
+    found: dict[str, object] = {}
+
+    async def note(name: str, call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            found[name] = await call()
+        except CorruptLog as error:
+            found[name] = error.conversation_id
+
+    async def together(*calls: Callable[[], Awaitable[object]]) -> Mapping[str, object]:
+        """Make these calls in one group."""
+        found.clear()
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(journal.claim, "first")
+            await gate.reached()
+            for name, call in zip(names, calls, strict=True):
+                group.start_soon(note, name, call)
+            while journal._writer._queued_items < 1 + len(calls):
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+        return found
+
+    async with make_journal(schema, failpoint=gate) as journal:
+        await append(journal, "good", await journal.claim("good"), 1, "e1")
+        for name in ("bad", "fork"):
+            records = [make_record(f"{name} 2")]
+            await journal.fork("good", name, at=1, records=records, is_unfinished=False)
+        claims = {name: await journal.claim(name) for name in names}
+        change(
+            schema, "DELETE FROM fork WHERE log = (SELECT log FROM conversation WHERE name = 'bad')"
+        )
+
+        await journal._change(lambda writer: writer._tails.clear())
+        appends = [
+            partial(append, journal, name, claims[name], claims[name].head + 1, f"{name} next")
+            for name in names
+        ]
+        assert await together(*appends) == {"bad": "bad", "fork": [3], "good": [2]}
+
+        again = [partial(journal.claim, name) for name in names]
+        assert await together(*again) == {
+            "bad": "bad",
+            "fork": Claim(claims["fork"].epoch + 1, 3),
+            "good": Claim(claims["good"].epoch + 1, 2),
+        }
+
+
 async def test_a_damaged_snapshot_is_ignored(schema: str) -> None:
     async with make_journal(schema) as journal:
         await append(journal, "c", await journal.claim("c"), 1, "e1", "e2")
