@@ -98,7 +98,10 @@ class ConversationInfo(NamedTuple):
     """True if the last append said so: its owner has a turn to end or a message to answer, and
     does not wait for a person's decision."""
     updated_at: float
-    """The time of its last record: seconds since the Unix epoch, UTC."""
+    """The time of its last record: seconds since the Unix epoch, UTC.
+
+    It never falls while the log grows: if the clock was set back, it stays.
+    """
 
     def is_unchanged_since(self, listed: ConversationInfo) -> bool:
         """Return True if no record was written since it was listed.

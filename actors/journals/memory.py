@@ -150,7 +150,7 @@ class _Log:
             if record.message_id is not None:
                 self.seq_by_message_id[record.message_id] = seq
         self.is_unfinished = is_unfinished
-        self.updated_at = now
+        self.updated_at = max(self.updated_at, now)
         return range(first, first + len(records))
 
 

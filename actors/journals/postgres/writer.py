@@ -129,7 +129,7 @@ def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
         ), moved AS (
             UPDATE conversation c SET
                 head = m.head, tip = m.tip, is_unfinished = (m.is_unfinished = 1),
-                updated_us = %(now_us)s
+                updated_us = greatest(c.updated_us, %(now_us)s)
             FROM moving m
             WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before AND {_PLAUSIBLE}
             RETURNING c.id, c.log{RECENT_RETURNED if is_recent else ""}

@@ -683,7 +683,7 @@ class SQLiteWriter:
     def _add(self, tail: PackedTail, job: Append) -> Sequence[int]:
         """Decide one append: gather its rows and advance its tail."""
         records, is_unfinished, listing = job.records, job.is_unfinished, job.listing
-        number, name, _, log, epoch, before, last, mark, forked_at, _, _, prefix, begun = tail
+        number, name, _, log, epoch, before, last, mark, forked_at, _, at_us, prefix, begun = tail
         if listing is None and before == forked_at:
             listing = bare_listing(self.now_us)
         seq = before
@@ -705,11 +705,14 @@ class SQLiteWriter:
             values += (last, previous, log, seq, epoch, event_id, kind, message, mark, blob, places)
             if seq != upto:
                 values += _NO_MOVE
-        now_us, unfinished = self.now_us, int(is_unfinished)
-        found = end_seal(begun, seq, last, mark, forked_at, unfinished, now_us)
-        values += (number, before, unfinished, now_us, found)
+        unfinished = int(is_unfinished)
+        # Lower than before if the clock was set back.
+        if at_us < self.now_us:  # noqa: PLR1730 - `max` takes three times as long
+            at_us = self.now_us
+        found = end_seal(begun, seq, last, mark, forked_at, unfinished, at_us)
+        values += (number, before, unfinished, at_us, found)
         # What follows `epoch` in a packed tail.
-        end = (seq, last, mark, forked_at, is_unfinished, now_us, prefix, begun)
+        end = (seq, last, mark, forked_at, is_unfinished, at_us, prefix, begun)
         self._loaded[name] = tail[:HEAD] + end
         if listing is not None:
             self._recent.add(number)
