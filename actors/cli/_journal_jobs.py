@@ -1,7 +1,5 @@
 """The journal commands' access to a journal: they open, read and write it, and show progress."""
 
-# ruff: noqa: ASYNC240 - a command waits for its file, and its loop has nothing else to do
-
 from __future__ import annotations
 
 import os
@@ -198,18 +196,32 @@ async def read_view(db: str, schema: str, conversation_id: str, seq: int) -> Seq
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_name(f"{path.name}.part")
+    """Write a file whole or not at all, as `_opened_whole` does."""
+    with _opened_whole(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def _opened_whole(path: Path) -> Iterator[TextIO]:
+    """Open a file that is written whole or not at all.
+
+    A pipe or a device is written to as it is: another file would take its place.
+    """
+    is_file = path.is_file() or not path.exists()
+    draft = path.with_name(f"{path.name}.part") if is_file else path
     try:
         with draft.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+            if is_file:
+                os.fsync(file.fileno())
+        if is_file:
+            draft.replace(path)
     except BaseException as error:
-        draft.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)  # the file that the user named, and not the draft
+        if is_file:
+            draft.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename in (None, str(draft)):
+                error.filename = str(path)  # the file that the user named, and not the draft
         raise
 
 
@@ -255,23 +267,8 @@ async def export_chats(
 
 async def export_to(db: str, schema: str, names: Sequence[str], output: Path) -> tuple[int, int]:
     """Export into a file, which is written whole or not at all; return the same as `export`."""
-    is_file = output.is_file() or not output.exists()
-    draft = output.with_name(f"{output.name}.part") if is_file else output
-    try:
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
-            counts = await export(db, schema, names, file.write)
-            file.flush()
-            if is_file:
-                os.fsync(file.fileno())
-    except BaseException as error:
-        if is_file:
-            draft.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename in (None, str(draft)):
-                error.filename = str(output)  # the file that the user named, and not the draft
-        raise
-    if is_file:
-        draft.replace(output)
-    return counts
+    with _opened_whole(output) as file:
+        return await export(db, schema, names, file.write)
 
 
 # --- writing --------------------------------------------------------------------------------------

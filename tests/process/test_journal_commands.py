@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -627,3 +627,12 @@ def test_a_database_is_read_written_verified_and_deleted_from(path: Path, tmp_pa
             assert "is for files" in told(name, url)
     assert "lower-case name" in told("show", url, "--schema", "Not A Name")
     assert "cannot be reached" in told("show", "postgresql://127.0.0.1:1/none?connect_timeout=2")
+
+
+@pytest.mark.parametrize("options", [(), ("--to", "openai")])
+def test_a_folder_is_no_file_to_export_to(
+    options: Sequence[str], path: Path, tmp_path: Path
+) -> None:
+    """Chats for `/`, which has no name that a draft could have, were a traceback."""
+    for folder in ("/", tmp_path):
+        assert "Is a directory" in told("export", path, *options, "-o", folder)

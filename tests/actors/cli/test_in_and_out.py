@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -444,6 +445,25 @@ def test_folders_are_not_mixed_with_what_is_there(db: Path, hermes: Path, tmp_pa
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine"]
     result = run("export", db, "--to", "openhands")
     assert "name one with --output" in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("options", [(), ("--to", "openai")])
+def test_a_pipe_is_written_to_and_not_replaced_by_a_file(
+    db: Path, hermes: Path, tmp_path: Path, options: Sequence[str]
+) -> None:
+    """So was a device: `--to openai -o /dev/null` of root made /dev/null a file."""
+    run("import", db, "--from", "hermes", hermes)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        result = run("export", db, *options, "-o", pipe)
+        assert (result.exit_code, pipe.is_fifo()) == (0, True), result.stderr
+        assert os.read(reader, 1 << 20).decode() == run("export", db, *options).stdout
+    finally:
+        os.close(reader)
+    assert sorted(tmp_path.glob("pipe*")) == [pipe]
 
 
 @pytest.mark.parametrize("options", [(), ("--to", "openai")])

@@ -17,6 +17,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Journal
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.runtime import Ids, Ports
@@ -99,7 +100,7 @@ async def test_a_conversation_written_on_a_clock_that_was_set_back_is_not_delete
         said = [
             event.content
             async for _, event in read(conversations, after=info.head)
-            if event.kind == "user_message"
+            if isinstance(event, UserMessageEvent)
         ]
         assert said == ["two"]
         assert (await conversations.journal.info("alice")).updated_at >= info.updated_at
