@@ -541,8 +541,8 @@ class SQLiteWriter:
     def _closed_error(self) -> JournalUnavailable:
         outcome = JournalUnavailable(
             f"{self._path} is closed for writing in this process after an error: "
-            f"{_text(self._closed_by)}; nothing was written; check the disk and the memory, then "
-            "start the process again"
+            f"{_text(self._closed_by)}; nothing was written; check the disk, its quota and the "
+            "memory, then start the process again"
         )
         outcome.__cause__ = self._closed_by
         return outcome
