@@ -207,6 +207,10 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
             message = working.state.turns.find(event.message_id) or stamp.known_message
             if message is not None:
                 raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
+            running = working.state.turns.running
+            if event.turn_id not in {None, None if running is None else running.turn_id}:
+                # Its sender would wait for the end of a turn that never ends, or ended before.
+                raise NotAppendable(working.conversation_id, "UserMessageEvent of another turn")
     _check_leaves_turn_alone(working, (event,))
     if seq := working.state.seq:  # the log has begun, so no first events go with this one
         return Decision((event,), Appended(seq + 1), written={event_id: command.written})

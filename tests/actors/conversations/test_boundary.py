@@ -270,6 +270,25 @@ async def test_a_caller_cannot_pretend_that_a_message_was_queued() -> None:
             )
 
 
+async def test_a_chat_message_by_hand_is_not_of_a_turn_that_does_not_run() -> None:
+    """Sent again under its id, it gave a turn whose end never came."""
+    held = HeldAgent()
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        ended = await chat.send("A")
+        await ended.end()
+        held.hold("B")
+        running = await chat.send("B")
+        for turn_id in (ended.turn_id, "no turn"):
+            with pytest.raises(NotAppendable):
+                await chat.append(UserMessageEvent(content="C", message_id="c", turn_id=turn_id))
+
+        await chat.append(UserMessageEvent(content="C", message_id="c", turn_id=running.turn_id))
+        joined = await chat.send("C", message_id="c")
+        await running.cancel()
+        assert (await joined.end()).outcome == "interrupted"
+
+
 async def test_a_conversation_begins_with_its_system_prompt_also_by_append() -> None:
     async with verified(
         HeldAgent(), journal=MemoryJournal(), system_prompt="Be kind."
