@@ -828,18 +828,29 @@ class ConversationActor(Actor[Command | Query]):
         finally:
             inside.is_over = True
         name = self._conversation_id
+        if isinstance(failure, BaseExceptionGroup) and not self._is_going_on(turn):
+            # What its tasks got that wrote to the turn after its end is no failure.
+            failure = failure.split((StaleTurn, TurnSuspended))[1]
         if turn.is_held:
             # The agent swallowed `TurnSuspended`, or raised it in a group. A later run of the
             # agent ends the turn.
-            if isinstance(failure, BaseExceptionGroup):
-                failure = failure.split((StaleTurn, TurnSuspended))[1]
             if failure is not None:
                 log_failure(
                     "agent failed in a turn that is held", failure, conversation=name, turn=turn_id
                 )
-        # If the owner has ended, the failure may be no more than a consequence of that.
-        elif await self._tell_owner(end) and failure is not None:
-            log_failure("turn failed", failure, conversation=name, turn=turn_id)
+            return
+        is_told: bool | None = None
+        try:
+            # If the owner has ended, the failure may be no more than a consequence of that.
+            is_told = self._is_going_on(turn) and await self._tell_owner(end)
+        finally:
+            # An interrupt of this turn cancels the wait above.
+            if failure is not None and is_told:
+                log_failure("turn failed", failure, conversation=name, turn=turn_id)
+            elif failure is not None and not self._is_going_on(turn):
+                log_failure(
+                    "agent failed after its turn's end", failure, conversation=name, turn=turn_id
+                )
 
     def _is_going_on(self, turn: TurnContext) -> bool:
         """True if this run still answers its turn; a `StaleTurn` then came from another turn."""

@@ -61,6 +61,7 @@ from turnkeeper.actors.events import (
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.actors.values.text import ERROR_LENGTH_MAX
 from turnkeeper.runtime import Runtime, TurnkeeperError
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -631,6 +632,44 @@ async def test_leaving_while_an_agent_is_at_work_is_not_told_as_its_failure() ->
             await begun.wait()
 
     assert not [line for line in logs if line["event"] == "turn failed"]
+
+
+@pytest.mark.parametrize("ends_by", ["interrupt", "its answer", "interrupt while it fails"])
+async def test_an_agent_that_fails_after_its_turns_end_is_told_in_the_log(ends_by: str) -> None:
+    """No event can carry the error, and no line of the log did."""
+    begun, failing, journal = anyio.Event(), anyio.Event(), HeldJournal()
+
+    @agent
+    async def failing_late(turn: TurnContext) -> None:
+        if ends_by == "its answer":
+            await turn.say("A", ends_turn=True)
+            raise ValueError("after its answer")
+        try:
+            begun.set()
+            await failing.wait()
+        finally:
+            raise ValueError("in its clean-up")
+
+    with capture_logs() as logs:
+        async with verified(failing_late, journal=journal) as conversations:
+            turn = await conversations["c"].send("A")
+            if ends_by != "its answer":
+                await begun.wait()
+                if ends_by == "interrupt while it fails":
+                    journal.gate = anyio.Event()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(turn.cancel)
+                    await settle()
+                    failing.set()
+                    await settle()
+                    journal.gate.set()
+            end = await turn.end()
+            await settle()
+
+    assert end.outcome == ("completed" if ends_by == "its answer" else "interrupted")
+    (told,) = [line for line in logs if "agent failed" in line["event"]]
+    assert (told["conversation"], told["turn"]) == ("c", turn.turn_id)
+    assert told["error"] == "ValueError"
 
 
 async def test_leaving_while_an_answer_is_streamed_warns_of_nothing() -> None:
