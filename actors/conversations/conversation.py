@@ -422,9 +422,10 @@ class Conversation:
         """Append one event to the log, if admission accepts it; no turn starts.
 
         Appending the same event again writes nothing and returns `Duplicate`; so repeat it after
-        `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; the event
-        is then kept among `rejections`. Raises `NotAppendable` for an event that only the owner
-        writes, and for a chat message with a `message_id` of a turn that does not run.
+        `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; if the
+        conversation has begun, the event is then kept among `rejections`. Raises `NotAppendable`
+        for an event that only the owner writes, and for a chat message with a `message_id` of a
+        turn that does not run.
 
         With `park`, a tool result that comes before its tool call waits in memory for at most
         `park_s` seconds, and `append` does not return until the result is in the log. It raises

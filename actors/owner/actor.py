@@ -262,7 +262,8 @@ class ConversationActor(Actor[Command | Query]):
             batch = self._decide(batch)
 
             # 3. Commit.
-            if rejections := rejections_of(batch):
+            # Beside a log alone: what is kept under a name without one, no deletion would remove.
+            if self._working.state.seq and (rejections := rejections_of(batch)):
                 name, epoch = self._conversation_id, self._working.epoch
                 await self._setup.journal.reject(name, rejections, epoch=epoch)
             if records := records_of(batch):

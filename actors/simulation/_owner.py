@@ -907,10 +907,10 @@ class OwnerWorld:
         wrong = ObservationEvent(id=event_id, timestamp=_AT, tool_call_id="nobody", content="wrong")
 
         def refused(error: BaseException) -> None:
-            kept = self.disk.store.log(_NAME).rejections
-            if isinstance(error, AdmissionRefused) and not any(
-                event_id.encode() in rejection.payload for rejection in kept
-            ):
+            log = self.disk.store.log(_NAME)
+            if not isinstance(error, AdmissionRefused) or not log.records:
+                return  # beside a log that has not begun, nothing is kept
+            if not any(event_id.encode() in rejection.payload for rejection in log.rejections):
                 self._broken("L7", event_id)
 
         def told(_: object) -> None:

@@ -24,6 +24,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import (
     ConversationDeleted,
@@ -353,6 +354,29 @@ class LateSnapshots(MemoryJournal):
                 await super().write_snapshot(conversation_id, snapshot, epoch=epoch)
             finally:
                 self.came.set()
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_a_refused_event_is_kept_under_no_name_without_a_conversation(
+    kind: str, tmp_path: Path
+) -> None:
+    """No deletion could remove it, and a conversation begun there later showed it to its user."""
+    journal = MemoryJournal() if kind == "memory" else SQLiteJournal(tmp_path / "chats.db")
+    late = ObservationEvent(tool_call_id="1", content="of a deleted conversation")
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        await conversations["c"].append(UserMessageEvent(content="A"))
+        await conversations.delete("c")
+        for name in ("c", "never begun"):
+            chat = conversations[name]
+            with pytest.raises(AdmissionRefused):
+                await chat.append(late)
+
+            assert not await chat.rejections()
+            await chat.append(UserMessageEvent(content="B"))
+            assert not await chat.rejections()
+            with pytest.raises(AdmissionRefused):
+                await chat.append(late)
+            assert len(await chat.rejections()) == 1
 
 
 async def test_a_late_snapshot_of_a_deleted_log_is_not_taken_for_one_of_the_new_log() -> None:

@@ -439,6 +439,7 @@ async def test_one_sender_too_many_of_a_parked_result_is_told_that_it_may_yet_la
 async def test_a_parked_result_whose_call_does_not_come_is_refused_and_recorded() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal(), park_s=0.0) as conversations:
         chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
 
         with pytest.raises(AdmissionRefused) as refused:
             await chat.append(result("1"), park=True)
