@@ -148,7 +148,7 @@ class TurnAccess:
         """
         if not self.is_inside_a_turn:
             return _NOTHING_TO_NOTE
-        return self._setup.wait_graph.wait(turn_of.get().conversation_id, self.conversation_id)
+        return self._setup.wait_graph.wait(turn_of.get(), self.conversation_id)
 
     async def cancel(self, sent: Sent) -> bool:
         """Interrupt this chat message's turn, or withdraw the message while it waits."""

@@ -17,29 +17,43 @@ from turnkeeper.runtime import AskCycle
 __all__ = ["Inside", "WaitGraph", "turn_of"]
 
 
+@dataclass(slots=True, eq=False)
+class Inside:
+    """The turn that code runs in: its conversation, and the graph that its waits belong to."""
+
+    wait_graph: WaitGraph
+    conversation_id: str
+    is_over: bool = False
+    """True once the turn has ended: tasks that it left running wait on their own behalf."""
+
+
 class WaitGraph:
-    """The waits that are open now, from conversation id to conversation id."""
+    """The waits that are open now, each from a turn to a conversation, by the turn's conversation.
+
+    A wait that outlives its turn, in a task that the turn left running, holds up no conversation.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[str]] = {}
+        self._waiting: dict[str, list[tuple[Inside, str]]] = {}
 
     @contextmanager
-    def wait(self, waiter: str, awaited: str) -> Iterator[None]:
+    def wait(self, waiter: Inside, awaited: str) -> Iterator[None]:
         """While inside, note that `waiter` waits for `awaited`. Raises `AskCycle` for a cycle."""
-        path = self._find(awaited, waiter)
+        name = waiter.conversation_id
+        path = self._find(awaited, name)
         if path is not None:
             raise AskCycle(
-                (waiter, *path),
+                (name, *path),
                 attempt="await of a turn",
                 advice="send without awaiting the turn, or await it outside of this one",
             )
-        self._waiting.setdefault(waiter, []).append(awaited)
+        self._waiting.setdefault(name, []).append((waiter, awaited))
         try:
             yield
         finally:
-            self._waiting[waiter].remove(awaited)
-            if not self._waiting[waiter]:
-                del self._waiting[waiter]
+            self._waiting[name].remove((waiter, awaited))
+            if not self._waiting[name]:
+                del self._waiting[name]
 
     def _find(self, start: str, goal: str) -> tuple[str, ...] | None:
         """Return the path along which `start` waits for `goal`, or None."""
@@ -48,21 +62,11 @@ class WaitGraph:
         for way in ways:
             if way[-1] == goal:
                 return way
-            for awaited in self._waiting.get(way[-1], ()):
-                if awaited not in seen:
+            for waiter, awaited in self._waiting.get(way[-1], ()):
+                if awaited not in seen and not waiter.is_over:
                     seen.add(awaited)
                     ways.append((*way, awaited))
         return None
-
-
-@dataclass(slots=True)
-class Inside:
-    """The turn that code runs in: its conversation, and the graph that its waits belong to."""
-
-    wait_graph: WaitGraph
-    conversation_id: str
-    is_over: bool = False
-    """True once the turn has ended: tasks that it left running wait on their own behalf."""
 
 
 turn_of: ContextVar[Inside] = ContextVar("turnkeeper_turn_of")

@@ -10,7 +10,7 @@ from turnkeeper.runtime.testing import Simulation
 
 from ..events import Event
 from ..journals.sqlite.state import ConversationState
-from ..owner.wait_graph import WaitGraph
+from ..owner.wait_graph import Inside, WaitGraph
 from ._oracles import INVARIANTS
 
 __all__ = ["check_state", "play_waits"]
@@ -52,7 +52,7 @@ def play_waits(simulation: Simulation) -> None:
         for _ in range(_WAITERS):
             reached |= {to for start, to, _ in waits if start in reached}
         is_refused = False
-        wait = graph.wait(waiter, awaited)
+        wait = graph.wait(Inside(graph, waiter), awaited)
         try:
             wait.__enter__()  # it ends at a moment of its own
         except AskCycle:

@@ -29,6 +29,7 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.events import ActionEvent, AgentMessageEvent, UserMessageEvent
 from turnkeeper.actors.journal import Record
 from turnkeeper.runtime import AskCycle, Unavailable
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -482,6 +483,39 @@ async def test_a_turn_may_await_another_conversations_turn_and_one_that_has_ende
 
         assert await (await conversations["c"].send("A", message_id="A")).reply() == "a(B)"
         assert await (await conversations["c"].send("again")).reply() == "a(B)"
+
+
+async def test_a_turn_may_await_one_whose_conversation_it_left_a_task_waiting_for() -> None:
+    """The wait of that task, begun inside its turn, was taken for one of the whole conversation."""
+    watched: list[str] = []
+    asks = anyio.Event()
+    async with anyio.create_task_group() as background:
+
+        @agent
+        async def asking_back(turn: TurnContext) -> str:
+            if turn.conversation_id == "child":
+                await asks.wait()
+                return await (await conversations["parent"].send("what next?")).reply()
+            if turn.message.content != "go":
+                return "go on"
+            child = await conversations["child"].send("work")
+
+            async def watch() -> None:
+                watched.append(await child.reply())
+
+            background.start_soon(watch)
+            await settle()
+            return "begun"
+
+        async with verified(asking_back, journal=MemoryJournal()) as conversations:
+            assert await (await conversations["parent"].send("go")).reply() == "begun"
+            await settle()
+            asks.set()
+            with anyio.fail_after(60):
+                while not watched:
+                    await settle()
+
+    assert watched == ["go on"]
 
 
 class Delegating:
