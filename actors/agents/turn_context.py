@@ -254,8 +254,13 @@ class TurnContext:
     @property
     def has_answered(self) -> bool:
         """True if the turn has its answer, and a pause has kept it from ending."""
-        view = self.view
+        view, seen = self.view, self.recently_seen
         newest = view[-1] if view else None
+        if seen and not isinstance(newest, AgentMessageEvent):
+            newest_seen = seen[-1]  # a condensation may have taken the answer out of the view
+            if isinstance(newest_seen, SeenEvent):
+                return newest_seen.kind == "agent message"
+            newest = newest_seen
         return (
             isinstance(newest, AgentMessageEvent)
             and newest.turn_id == self.turn_id

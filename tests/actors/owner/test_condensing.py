@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from tests.actors.conversations.worlds import HeldAgent, log_of, until_passivated, verified
 from turnkeeper.actors import (
     Conversation,
+    Conversations,
     Event,
     LoggedEvent,
     MemoryJournal,
+    MemoryStore,
     ModelRequest,
     ModelResponse,
     Proposal,
@@ -22,6 +24,7 @@ from turnkeeper.actors import (
     View,
 )
 from turnkeeper.actors.core.condensation import Need
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
     AgentMessageEvent,
@@ -39,6 +42,56 @@ pytestmark = pytest.mark.anyio
 async def events_of(journal: MemoryJournal, conversation_id: str) -> list[Event]:
     records = await journal.read(conversation_id, limit=100_000)
     return [decode_event(record.payload) for record in records]
+
+
+class LongAnswers:
+    """A model whose answers alone are over its condenser's limit; the first one waits."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_asked, self.may_answer = anyio.Event(), anyio.Event()
+
+    async def respond(self, _: ModelRequest, __: object) -> ModelResponse:
+        self.asked += 1
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return ModelResponse(f"answer {self.asked} {'x' * 4_000}")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_turn_whose_answer_a_condensation_has_forgotten_is_not_answered_again(
+    is_restarted: bool,
+) -> None:
+    """A pause held the turn's end; without the answer in the view, the model was asked anew."""
+    store, model = MemoryStore(), LongAnswers()
+    condenser, limits = RollingCondenser(max_tokens=500), Limits(snapshot_events=2)
+
+    def opened() -> Conversations:
+        agent, journal = ToolAgent(model), MemoryJournal(store)
+        return verified(agent, journal=journal, condenser=condenser, limits=limits)
+
+    async with opened() as conversations:
+        chat = conversations["c"]
+        await chat.send("A", message_id="A")
+        await model.is_asked.wait()
+        await chat.pause()
+        model.may_answer.set()
+        async for logged in chat.events():
+            if logged.event.kind == "condensation":
+                break
+        assert [event.kind for event in await chat.view()] == ["user_message"]
+        if is_restarted:
+            await until_passivated(conversations, "c")  # its snapshot is written by then
+        else:
+            await chat.resume()
+            assert (await (await chat.turn("A")).reply()).startswith("answer 1 ")
+    if is_restarted:
+        async with opened() as conversations:
+            chat = conversations["c"]
+            await chat.resume()
+            assert (await (await chat.turn("A")).reply()).startswith("answer 1 ")
+
+    assert model.asked == 1
 
 
 async def test_a_long_conversation_is_condensed_and_its_view_is_that_of_its_log() -> None:
