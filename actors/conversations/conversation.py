@@ -490,9 +490,10 @@ class Conversation:
 
         The fork has the title and the labels that this conversation had at that seq. `owner`: the
         user to whom the fork belongs; without it, it belongs to none. The log is shared and
-        not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
-        answered as not run; queued chat messages stay here. If the conversation was paused at that
-        seq and no turn ran, the fork begins paused, and `resume` on the fork ends that. This
+        not copied. A turn that ran at that seq is interrupted in the fork. Its open calls are
+        answered there as ones that may have happened, or as not run if they waited for a
+        confirmation. Queued chat messages stay here. If the conversation was paused at that seq and
+        no turn ran, the fork begins paused, and `resume` on the fork ends that. This
         conversation is only read, and may go on meanwhile.
 
         Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted` if this one is
