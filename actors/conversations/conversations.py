@@ -26,7 +26,7 @@ opens conversations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
@@ -50,6 +50,7 @@ from ..core.limits import ANSWER_LENGTH_MAX, Limits
 from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
+    CorruptLog,
     InvalidInput,
 )
 from ..journal import ConversationInfo, Deletion, Journal, ListOrder
@@ -619,15 +620,22 @@ class Conversations:
 
         Conversations that another process owns, or that are written to meanwhile, stay. Returns the
         ids of the deleted ones. If it raises or is cancelled, some may have been deleted; call it
-        again for the rest.
+        again for the rest. Raises `CorruptLog` if one is damaged, after the others were deleted.
         """
         check_number("before", before, "seconds since 1970")
         deleted: list[str] = []
+        damage: CorruptLog | None = None
         for info in await self._open_journal().list():
             if info.updated_at < before:
-                with suppress(OwnershipLost, ConversationNotFound):
+                try:
                     if await self._delete(info.conversation_id, listed=info) is not None:
                         deleted.append(info.conversation_id)
+                except (OwnershipLost, ConversationNotFound):
+                    pass
+                except CorruptLog as error:
+                    damage = damage or error  # else nothing behind it would ever expire
+        if damage is not None:
+            raise damage
         return deleted
 
     async def erase(self, owner: str, *, behalf: Behalf | None = None) -> Erasure:

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -598,6 +599,23 @@ async def test_old_conversations_expire_and_those_that_went_on_stay() -> None:
             "also old",
             "new",
         ]
+
+
+async def test_a_damaged_conversation_keeps_no_other_from_expiring(tmp_path: Path) -> None:
+    """Each call stopped at it, so nothing behind it ever expired."""
+    path = tmp_path / "chats.db"
+    async with verified(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
+        for name in ("a", "b", "c"):
+            await conversations[name].append(UserMessageEvent(id=f"of {name}", content="old"))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET payload = '{}' WHERE event_id = 'of b'")
+
+    async with verified(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
+        with pytest.raises(CorruptLog) as damage:
+            await conversations.expire(before=4e9)
+
+        assert damage.value.conversation_id == "b"
+        assert [info.conversation_id for info in await conversations.journal.list()] == ["b"]
 
 
 async def test_a_conversation_that_is_begun_anew_beside_expire_stays() -> None:
