@@ -512,7 +512,7 @@ class Cell(Mailbox):
     def _count_handled(self, suspended: SuspendedHandler) -> None:
         count = suspended.count
         self.handled += count
-        self.traits.stats.record((self.system.now() - suspended.began) / count, count)
+        self.traits.stats.record(self.system.now() - suspended.began, count)
         if self.system.tracing is not None:
             self._leave_trace(None)
 

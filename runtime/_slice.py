@@ -158,7 +158,7 @@ def run_slice(  # noqa: C901 - one path, on one screen, without calls
             cell.handled += handled
             stats = cell.traits.stats  # as `Stats.record` does, without the call
             stats.count += handled
-            stats.recent.append(((ended - began) / handled, handled))
+            stats.recent.append((ended - began, handled))
 
 
 def run_batch(  # noqa: C901 - one path, on one screen, without calls
@@ -216,7 +216,7 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
     except StopIteration:
         count = len(deliveries)
         cell.handled += count
-        cell.traits.stats.record((now() - began) / count, count)
+        cell.traits.stats.record(now() - began, count)
         leave_trace(cell, None)
         cell.settle_batch(deliveries)
         return SPENT

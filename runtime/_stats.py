@@ -23,8 +23,10 @@ class Stats:
         self.count = 0
         """How many messages were handled since the runtime began."""
         self.recent: deque[tuple[float, int]] = deque(maxlen=_SLICES_MAX)
+        """The seconds of each recent slice, and how many messages it had."""
 
-    def record(self, seconds: float, count: int = 1) -> None:
+    def record(self, seconds: float, count: int) -> None:
+        """Note a slice: its seconds, and how many messages it had."""
         self.count += count
         self.recent.append((seconds, count))
 
@@ -32,7 +34,7 @@ class Stats:
         """Return the duration, in seconds, that this share of recent messages did not exceed."""
         wanted = share * sum(count for _, count in self.recent)
         seen = 0
-        for seconds, count in sorted(self.recent):
+        for seconds, count in sorted((seconds / count, count) for seconds, count in self.recent):
             seen += count
             if seen >= wanted:
                 return seconds
