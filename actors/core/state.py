@@ -10,7 +10,8 @@ log of any other origin is read by `ColdLoad`, which enforces the properties of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from ..events import (
@@ -59,7 +60,7 @@ _NO_IDS: Final[frozenset[str]] = frozenset()
 _NO_METRICS: Final = Metrics()
 _NO_DETAILS: Final = Details()
 _NEW_STATUS: Final = StatusFold()
-_WITHOUT_IDS: Final = {"turns": None, "calls_left": (), "responses_left": ()}
+_WITHOUT_IDS: Final[Mapping[str, Any]] = {"turns": None, "calls_left": (), "responses_left": ()}
 """Replaces the folds that limits bound."""
 _USAGES_MAX: Final = 16
 
@@ -238,7 +239,7 @@ class Folded(ListedFold):
             mine.turns.agrees_with(its.turns)
             and end_alike(mine.calls_left, its.calls_left)
             and end_alike(mine.responses_left, its.responses_left)
-            and mine.model_copy(update=_WITHOUT_IDS) == its.model_copy(update=_WITHOUT_IDS)
+            and replace(mine, **_WITHOUT_IDS) == replace(its, **_WITHOUT_IDS)
         )
 
     __hash__ = None  # type: ignore[assignment]  # it changes
@@ -390,7 +391,7 @@ class Folded(ListedFold):
 
     def _stored(self) -> StoredFolds:
         view = self.view
-        return StoredFolds.model_construct(
+        return StoredFolds(
             seq=self.seq,
             view=tuple(view),
             unhandled_request=view.unhandled_condensation_request,

@@ -17,7 +17,7 @@ from anyio.abc import TaskStatus
 
 from ..core.limits import Limits
 from ..core.records import events_of_kinds, events_of_records
-from ..core.snapshots import SLICE_EVENTS, Slices, decode_snapshot
+from ..core.snapshots import SLICE_EVENTS, Slices, decode_but_view
 from ..core.state import ColdLoad, Folded
 from ..core.turn_table import TURN_KINDS, TurnTable
 from ..errors import CorruptLog
@@ -61,7 +61,7 @@ async def load_turns(
     snapshot = await journal.read_snapshot(conversation_id) if seq else None
     turns, after = TurnTable(), 0
     if snapshot is not None and snapshot.seq <= seq:
-        folds = await in_slices(decode_snapshot(snapshot))
+        folds = await in_slices(decode_but_view(snapshot))
         if folds is not None:
             turns, after = folds.turns, folds.seq
 

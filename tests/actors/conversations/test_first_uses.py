@@ -15,7 +15,7 @@ import threading
 import anyio
 
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
-from turnkeeper.actors.core.snapshots import StoredFolds
+from turnkeeper.actors.core.snapshots import STORED_FOLDS
 from turnkeeper.actors.events import EVENT_CLASSES
 
 
@@ -36,9 +36,11 @@ async def answers(turn: TurnContext) -> None:
 
 async def main(path: str) -> None:
     async with Conversations(answers, journal=SQLiteJournal(path)) as conversations:
-        for model in (*EVENT_CLASSES.values(), StoredFolds):
+        for model in EVENT_CLASSES.values():
             if not model.__pydantic_complete__:
                 print(f"{model.__name__} is not built")
+        if not STORED_FOLDS.pydantic_complete:
+            print("the reader of snapshots is not built")
         sys.meta_path.insert(0, Finder())
         first = conversations["first"]
         await (await first.send("hello")).reply()
