@@ -790,6 +790,7 @@ def decode_known(payload: bytes) -> Sequence[Event]:
     return events
 
 
+@cache
 def build_kinds() -> None:
     """Build the models of all kinds that are not built yet: each is built at its first use."""
     for known in EVENT_CLASSES.values():

@@ -13,7 +13,8 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import ModuleType
+from functools import lru_cache
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..errors import InvalidInput
@@ -43,8 +44,22 @@ def is_agent(value: object) -> bool:
     run = getattr(value, "run", None)
     if not callable(run) or isinstance(value, type | ModuleType):
         return False
+    function = getattr(run, "__func__", None)
+    if isinstance(function, FunctionType):
+        return _is_method_of_agent(function)
+    return _can_take(run, 1)
+
+
+@lru_cache(maxsize=64)
+def _is_method_of_agent(function: FunctionType) -> bool:
+    """Return whether this method takes a turn alone. Kept: to look takes long."""
+    return _can_take(function, 2)
+
+
+def _can_take(function: Callable[..., object], count: int) -> bool:
+    """Return whether the function can be called with so many arguments."""
     try:
-        inspect.signature(run).bind(None)
+        inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:
