@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from ..events import (
     RESULT_CLASSES,
@@ -208,6 +208,9 @@ def _seen(event: SeenEvent | LLMConvertibleEvent) -> SeenEvent:
     return SeenEvent("summary" if isinstance(event, CondensationSummaryEvent) else "other")
 
 
+_encode: Final = json.JSONEncoder(sort_keys=True).encode
+"""Kept: `json.dumps` makes an encoder for each call."""
+
+
 def _digest(content: object) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_encode(content).encode(), digest_size=16).hexdigest()

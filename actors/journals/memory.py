@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import anyio.lowlevel
@@ -78,6 +79,7 @@ from .shared.searching import (
 )
 
 _NO_LISTING = Listing(0)
+_payload_of = attrgetter("payload")
 
 
 @dataclass(slots=True, eq=False)
@@ -327,7 +329,7 @@ class MemoryJournal:
         check_page(after, limit)
         records = self._store.written_log(conversation_id).records[after : after + limit]
         await self._pause()
-        return records[: fitting(len(record.payload) for record in records)]
+        return records[: fitting(map(len, map(_payload_of, records)))]
 
     async def info(self, conversation_id: str) -> ConversationInfo:
         self._refuse_if_left()
