@@ -265,19 +265,20 @@ class SimulatedJournal(MemoryJournal):
             simulation.mark(f"journal {fault}")
             simulation.note(f"{self.node} journal {call}: {fault}")
             disk.on_fault(f"{call} {fault}")
-        if fault == "mute":
-            self.is_mute = True
+            if fault == "mute":
+                self.is_mute = True
         if is_write and self.is_broken:
             raise JournalUnavailable(f"{call}: the journal is closed for writing; nothing was done")
-        if fault == "refused":
-            await linger(simulation, "refusal")
-            raise JournalUnavailable(f"{call}: the disk does not answer; nothing was done")
-        if fault == "crash_before":
-            await self.node.die()
-        if fault == "lost" or (fault == "broken" and simulation.chance("broken before", 0.5)):
-            self.is_broken = fault == "broken"
-            await linger(simulation, "loss")
-            raise JournalOutcomeUnknown(f"{call}: the answer is lost; send again")
+        if fault is not None:
+            if fault == "refused":
+                await linger(simulation, "refusal")
+                raise JournalUnavailable(f"{call}: the disk does not answer; nothing was done")
+            if fault == "crash_before":
+                await self.node.die()
+            if fault == "lost" or (fault == "broken" and simulation.chance("broken before", 0.5)):
+                self.is_broken = fault == "broken"
+                await linger(simulation, "loss")
+                raise JournalOutcomeUnknown(f"{call}: the answer is lost; send again")
         if not is_write:
             await self._wait(fault)
             return await do()
@@ -308,8 +309,10 @@ class SimulatedJournal(MemoryJournal):
                 self._disk.simulation.mark("fenced write")
             answer.fail(error)
             return
-        if not self._disk.is_healed:
-            await linger(self._disk.simulation, "answer", 0.2)
+        # Not by `linger`: most writes do not wait, and need no coroutine for that.
+        simulation = self._disk.simulation
+        if not self._disk.is_healed and (wait_s := drawn_wait(simulation, "answer", 0.2)):
+            await simulation.scheduler.sleep(wait_s)
         answer.set(result)
 
     async def _wait(self, fault: Fault | None) -> None:
@@ -318,8 +321,8 @@ class SimulatedJournal(MemoryJournal):
             await simulation.delay("slow disk", 1.0, SLOW_S_MAX)
         elif fault == "stuck" or self.is_mute:
             await self._disk.be_stuck()
-        elif not self._disk.is_healed:
-            await linger(simulation, "disk", 0.2)
+        elif not self._disk.is_healed and (wait_s := drawn_wait(simulation, "disk", 0.2)):
+            await simulation.scheduler.sleep(wait_s)
 
     async def claim(
         self, conversation_id: str, *, takeover: bool = False, any_name: bool = False

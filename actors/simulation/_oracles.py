@@ -418,7 +418,7 @@ class Oracles:
         """Take the view after the newest event, and check it if it has changed."""
         seq = len(shadow.events)
         where = f"{shadow.conversation_id}[{seq}]"
-        before, view = shadow.view, tuple(shadow.state.view)
+        before, view = shadow.view, tuple(shadow.state.admission.events)
         looks_at_prompts = kind == "system_prompt"
         if view != before:
             kept = len(before) if view[: len(before)] == before else 0
