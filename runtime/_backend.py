@@ -71,11 +71,13 @@ __all__ = [
     "task_end_watch",
     "task_group",
     "thread_caller",
+    "trap_message",
     "unattended",
     "uncancel",
 ]
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 
 def _trio() -> Any:  # noqa: ANN401 - the module trio, which only those who use it have
@@ -440,9 +442,7 @@ class _TrioBell:
 
     def _take_place(self) -> None:
         self._place = _TrioPlace(self._lowlevel)
-        waiting = self._lowlevel.wait_task_rescheduled(self._place.abort)
-        self._message: object = waiting.send(None)
-        waiting.close()
+        self._message = trap_message(self._lowlevel.wait_task_rescheduled, self._place.abort)
 
     @property
     def is_waiting(self) -> bool:
@@ -484,6 +484,14 @@ class _TrioBell:
                 raise outcome.error  # `unwrap` costs more: each frame that an error passes does
             finally:
                 del outcome  # the error's traceback refers to this frame
+
+
+def trap_message(trap: Callable[[*Args], Coroutine[object, Any, Any]], *args: *Args) -> object:
+    """Return the message that a trap of trio's passes to trio's loop: the same each time."""
+    waiting = trap(*args)
+    message = waiting.send(None)
+    waiting.close()
+    return message
 
 
 @cache
@@ -601,8 +609,6 @@ def _asyncio_checkpoint() -> Generator[None, None, None]:
 
 # asyncio keeps only weak references to its tasks.
 _hosts: set[asyncio.Task[None]] = set()
-
-Args = TypeVarTuple("Args")
 
 
 def cancel_scope(*, shield: bool = False) -> anyio.CancelScope:
