@@ -17,19 +17,19 @@ from __future__ import annotations
 import heapq
 import math
 import threading
+import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sized
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import anyio
 import trio
 import trio.abc
 import trio.lowlevel
+from outcome import Value
 
-from .._backend import Park, Waker, parking
+from .._backend import trap_message
 from ._scheduler import Alarm, Scheduler, Scope, Tasks
 from ._simulation import Node, Policy, SimulatorUnsupported, Strike, current_node
 from ._tape import Tape
@@ -46,7 +46,7 @@ _REAL_WAIT_S = 3_600.0
 class TrioParts(NamedTuple):
     """The private parts of trio that the scheduler uses."""
 
-    module: ModuleType
+    module: types.ModuleType
     context: Any  # trio's own, thread-local: it has the runner
 
 
@@ -62,6 +62,7 @@ def find_trio_parts() -> TrioParts:
         ),
         "trio._core._run._r": (module, "_r"),
         "trio._core._run.GLOBAL_RUN_CONTEXT": (module, "GLOBAL_RUN_CONTEXT"),
+        "Runner.reschedule": (runner, "reschedule"),
         "Runner.runq": (runner, "runq"),
         "Runner.deadlines": (runner, "deadlines"),
         "Runner.tasks": (runner, "tasks"),
@@ -73,6 +74,7 @@ def find_trio_parts() -> TrioParts:
         "Deadlines._heap": (getattr(module, "Deadlines", None), "_heap"),
         "Deadlines.next_deadline": (getattr(module, "Deadlines", None), "next_deadline"),
         "Task._counter": (trio.lowlevel.Task, "_counter"),
+        "Task._abort_func": (trio.lowlevel.Task, "_abort_func"),
     }
     gone = [name for name, (owner, attribute) in wanted.items() if not hasattr(owner, attribute)]
     if module is None or gone:
@@ -104,29 +106,39 @@ class _Instruments(dict[str, None]):
 
 
 class _Sleeper:
-    """A task that sleeps. Its waker is None once the task has left its wait."""
+    """A task that sleeps."""
 
-    __slots__ = ("waker",)
+    __slots__ = ("is_over", "task")
 
-    def __init__(self) -> None:
-        self.waker: Waker | None = None
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.task = task
+        self.is_over = False
+        """True once the task has left its wait; then there is no `task` any more."""
 
 
 class _Alarm:
-    """A call that is due later. Its waker is itself until it is due or cancelled."""
+    """A call that is due later."""
 
-    __slots__ = ("run", "waker")
+    __slots__ = ("is_over", "run")
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run
-        self.waker: Waker | None = self
-
-    def set_result(self, _: None = None) -> None:
-        self.waker = None
-        self.run()
+        self.is_over = False
+        """True once it is due or cancelled."""
 
     def cancel(self) -> None:
-        self.waker = None
+        self.is_over = True
+
+
+def _let_abort(_: object) -> trio.lowlevel.Abort:
+    """Let trio cancel a sleep; the sleeper finds that out by itself."""
+    return trio.lowlevel.Abort.SUCCEEDED
+
+
+@types.coroutine
+def _trap(message: object) -> Generator[object, Any, Any]:  # Any: what trio sends to a task
+    """Pass trio's loop a message; return the outcome that it sends when it wakes the task."""
+    return (yield message)
 
 
 class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
@@ -148,8 +160,11 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._now = 0.0
         self._sleepers: list[tuple[float, int, _Sleeper | _Alarm]] = []
         self._slept = 0
-        self._park: Park
+        self._waits = trap_message(trio.lowlevel.wait_task_rescheduled, _let_abort)
+        self._woken = Value(None)
+        """The outcome that wakes a sleeper."""
         self._runner: Any = None  # trio's own, as these:
+        self._reschedule: Callable[[trio.lowlevel.Task, Value[None]], object]
         self._runq: deque[trio.lowlevel.Task] = deque()
         self._calls: Sized = ()
         self._idempotent_calls: Sized = ()
@@ -182,10 +197,21 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         if seconds <= 0.0:
             await trio.lowlevel.checkpoint()
             return
-        sleeper = _Sleeper()
+        # Trio knows the running task, too, but takes longer to say so than to wake it.
+        running = None if self._is_over else self._running
+        sleeper = _Sleeper(running or trio.lowlevel.current_task())
         self._slept += 1
         heapq.heappush(self._sleepers, (self._now + seconds, self._slept, sleeper))
-        await self._park(sleeper)
+        try:
+            outcome = await _trap(self._waits)
+        finally:
+            sleeper.is_over = True
+            del sleeper.task  # the sleeper may be listed for much longer
+        if outcome is not self._woken:  # an outcome is unwrapped only once, and this one has none
+            try:
+                raise outcome.error
+            finally:
+                del outcome  # the error's traceback refers to this frame
 
     def call_later(self, seconds: float, run: Callable[[], None]) -> Alarm:
         alarm = _Alarm(run)
@@ -193,16 +219,13 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         heapq.heappush(self._sleepers, (self._now + seconds, self._slept, alarm))
         return alarm
 
-    def begin(self, scope: anyio.CancelScope) -> None:
-        super().begin(scope)
-        self._park = parking()
-
     def forget(self) -> None:
         super().forget()
         self._sleepers.clear()
         if self._runner is not None:
             self._runner.instruments = {}  # the hook there refers to the runner
             self._runner = None
+            del self._reschedule
 
     def scope(self, seconds: float = math.inf) -> Scope:
         """Return a scope of trio's; one of anyio's wraps it, and costs more."""
@@ -216,7 +239,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         """Return when the next sleeper is due, or infinity."""
         # A sleeper that was cancelled waits no more, and time must not jump for it.
         sleepers = self._sleepers
-        while sleepers and sleepers[0][2].waker is None:
+        while sleepers and sleepers[0][2].is_over:
             heapq.heappop(sleepers)
         return sleepers[0][0] if sleepers else math.inf
 
@@ -225,9 +248,14 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
         self._now = now = max(self._now, until)
         sleepers = self._sleepers
         while sleepers and sleepers[0][0] <= now:
-            waker = heapq.heappop(sleepers)[2].waker
-            if waker is not None:
-                waker.set_result(None)
+            entry = heapq.heappop(sleepers)[2]
+            if entry.is_over:
+                continue
+            if isinstance(entry, _Alarm):
+                entry.is_over = True
+                entry.run()
+            elif entry.task._abort_func is not None:  # noqa: SLF001 - found above; else cancelled
+                self._reschedule(entry.task, self._woken)
 
     def _node_of(self, entry: trio.lowlevel.Task) -> Node | None:
         return entry.context.get(current_node)
@@ -268,6 +296,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
     def _meet(self, runner: Any) -> None:  # noqa: ANN401 - trio's own
         """Keep the parts of trio's runner that each step needs, and set the hook after steps."""
         self._runner = runner
+        self._reschedule = runner.reschedule
         self._runq = runner.runq
         self._calls = runner.entry_queue.queue
         self._idempotent_calls = runner.entry_queue.idempotent_queue
