@@ -22,6 +22,7 @@ from turnkeeper.runtime.lowlevel import (
     OneShot,
     home_check,
     make_bell,
+    pausing,
     task_group,
     thread_caller,
 )
@@ -41,6 +42,28 @@ async def bounded_tasks() -> AsyncIterator[TaskGroup]:
     with anyio.fail_after(HUNG_S):
         async with anyio.create_task_group() as tasks:
             yield tasks
+
+
+async def test_a_pause_lets_others_run_and_delivers_a_cancellation() -> None:
+    pause = pausing()
+    ran: list[str] = []
+
+    async def run() -> None:
+        ran.append("other")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        for _ in range(2):  # trio goes through those that can run in any order
+            await pause()
+        ran.append("pauser")
+    with anyio.CancelScope() as scope:
+        await pause()
+        scope.cancel()
+        await pause()
+        ran.append("not cancelled")
+
+    assert scope.cancelled_caught
+    assert ran == ["other", "pauser"]
 
 
 async def test_a_value_set_before_anyone_waits_is_kept() -> None:

@@ -498,6 +498,51 @@ def _after(seconds: float, do: Callable[[], None]) -> Callable[[], Coroutine[Any
     return later
 
 
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_crashed_node_may_sleep_while_it_is_cleaned_up(backend: Backend) -> None:
+    seen: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def main(node: Node) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await node.sleep(2.0)
+                    seen.append(node.name)
+
+        for name in ("n1", "n2"):
+            simulation.start(name, main)
+        await simulation.sleep(1.0)
+        for node in simulation.nodes.values():
+            node.crash()
+
+    simulate(world, backend=backend).check()
+    assert sorted(seen) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_sleep_that_was_cancelled_in_a_frozen_node_is_woken_once(backend: Backend) -> None:
+    """Its task has not left the wait yet when the sleep would have been over."""
+    seen: list[tuple[bool, float]] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def main(node: Node) -> None:
+            with simulation.move_on_after(1.0) as scope:
+                await node.sleep(2.0)
+            seen.append((scope.cancelled_caught, simulation.now()))
+            await node.sleep(1.0)
+            seen.append((False, simulation.now()))
+
+        node = simulation.start("n", main)
+        await simulation.sleep(0.5)
+        node.freeze(5.0)
+        await node.wait_until_ended()
+
+    simulate(world, backend=backend).check()
+    assert seen == [(True, 5.5), (False, 6.5)]
+
+
 def test_time_goes_on_for_others_while_a_node_is_frozen() -> None:
     ticks: dict[str, list[float]] = {"n1": [], "n2": []}
 
