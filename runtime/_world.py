@@ -81,7 +81,7 @@ class World:
         self.limits = limits
         self.events = EventStream()
         self.clock = Clock(ports, self._note_broken_alarm)
-        self.pool = Pool()
+        self.pool = Pool(self.now)
         self.dead_letters = DeadLetters(self.events, self.now)
         self.tracing: Tracing | None = None
         self.when_open: list[Callable[[], None]] = []
@@ -110,7 +110,7 @@ class World:
         """Begin: the loop runs, and tasks can be started in this group."""
         self._tasks = tasks
         if keeps_loop_time(self.ports):
-            self.now = self.clock.now = self.dead_letters.now = loop_clock()
+            self.now = self.clock.now = self.pool.now = self.dead_letters.now = loop_clock()
         self.mark = loop_marker()
         self.home = self.mark()
         self.home_thread = get_ident()
