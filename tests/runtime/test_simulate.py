@@ -647,15 +647,18 @@ def test_a_runtime_with_actors_survives_being_crashed_and_is_cleaned_up_in_the_e
 
 
 def test_the_first_broken_invariant_ends_the_run_and_says_where() -> None:
+    reached: list[int] = []
+
     async def world(simulation: Simulation) -> None:
         count = 0
 
         def check() -> None:
             simulation.require(count < 3, "few", f"{count} are too many")
+            simulation.require(count < 3, "few, too", "not the first that is broken")
 
         simulation.checks.append(check)
         for count in range(10):
-            simulation.note(f"now {count}")
+            reached.append(count)
             await anyio.sleep(1.0)
         simulation.broken("late", "never reached")
 
@@ -664,6 +667,7 @@ def test_the_first_broken_invariant_ends_the_run_and_says_where() -> None:
     assert run.broken is not None
     assert run.broken.invariant == "few"
     assert run.broken.at_s == pytest.approx(4.0)  # before the step after the one that broke it
+    assert max(reached) == 3, "the run went on"
     assert "3 are too many" in str(run)
     with pytest.raises(AssertionError, match="few"):
         run.check()
