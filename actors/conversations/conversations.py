@@ -239,7 +239,7 @@ class Conversations:
         self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
         self._closing = anyio.Lock()
-        self._is_entered = False
+        self._was_entered = False
         self._has_block = False
         self._is_close_asked = False
         self._is_closing = False
@@ -248,7 +248,7 @@ class Conversations:
         self._runtime: Runtime | None = runtime
 
     def __repr__(self) -> str:
-        state = "open" if self._region is not None else "closed" if self._is_entered else "new"
+        state = "open" if self._region is not None else "closed" if self._was_entered else "new"
         return f"<Conversations {self._name!r} on {type(self._journal).__name__}, {state}>"
 
     async def __aenter__(self) -> Self:
@@ -283,7 +283,7 @@ class Conversations:
         if self._runtime is not None:
             self._runtime.check_home()
         self._region = None
-        self._is_close_asked = self._is_entered
+        self._is_close_asked = self._was_entered
         try:
             # `acquire` begins with a checkpoint: a cancelled task would leave here without closing
             # anything.
@@ -297,13 +297,13 @@ class Conversations:
             self._closing.release()
 
     async def _enter(self, *, has_block: bool) -> None:
-        if self._is_entered:
+        if self._was_entered:
             raise RuntimeError(
                 "Conversations can be entered once; make new Conversations for the same journal"
             )
         from ..core.snapshots import build_models  # as in `__init__`
 
-        self._is_entered = True
+        self._was_entered = True
         self._has_block = has_block
         # `aclose` waits until this has ended.
         self._closing.acquire_nowait()
@@ -401,7 +401,7 @@ class Conversations:
         )
 
     def _open_region(self) -> Region[Command | Query]:
-        if self._region is None and self._is_entered:
+        if self._region is None and self._was_entered:
             raise ConversationsClosed
         if self._region is None:
             raise RuntimeError(_NOT_OPEN)
@@ -432,7 +432,7 @@ class Conversations:
         `instrument` of `turnkeeper.actors.integrations.otel`.
         """
         self._setup.watching.watcher = watcher
-        if self._runtime is not None and self._is_entered:
+        if self._runtime is not None and self._was_entered:
             watcher.opened(self._runtime)
 
     def join(self, nodes: OtherNodes) -> ThisNode:
