@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias, TypeGuard, assert_never
+from typing import Literal, TypeAlias, TypeGuard, assert_never, get_args
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -105,6 +105,7 @@ __all__ = [
     "decide_turn",
     "first_reply",
     "is_chat_message",
+    "message_that_cut",
 ]
 
 TurnCommand: TypeAlias = (
@@ -194,8 +195,7 @@ def _send(draft: Draft, command: Send) -> Decision:
         case "interrupt":
             return _interrupt_with(draft, running, command)
         case "rollback":
-            why = f"rolled back by chat message {command.message_id}"
-            if not _roll_back(draft, running, why):
+            if not _roll_back(draft, running, _cut_by("rolled back", command.message_id)):
                 return _interrupt_with(draft, running, command)
             return _begin_with(draft, command, overlapped="rollback")
         case unreachable:
@@ -242,10 +242,9 @@ def first_reply(
     back as their commit goes. `waiting`: that first event, if the message had to wait, and the turn
     table before it.
     """
-    ends = {f"{how} by chat message {sent.message_id}" for how in _CUTS}
     overlapped: OnOverlap | None = None
     for event in before:
-        if isinstance(event, TurnEndedEvent) and event.detail in ends:
+        if isinstance(event, TurnEndedEvent) and message_that_cut(event) == sent.message_id:
             overlapped = "rollback" if event.outcome == "rolled_back" else "interrupt"
     if waiting is None:
         return replace(sent, event_id=event_id, overlapped=overlapped)
@@ -255,8 +254,22 @@ def first_reply(
     return replace(sent, event_id=event_id, overlapped=overlapped, waits_for=turns.waits_for)
 
 
-_CUTS = ("interrupted", "rolled back", "replaced")
-"""How the detail of a turn's end begins if a chat message has ended the turn."""
+_Cut: TypeAlias = Literal["interrupted", "rolled back", "replaced"]
+"""The fate of a turn that a chat message has ended."""
+
+
+def _cut_by(cut: _Cut, message_id: str) -> str:
+    """Return the detail of the turn's end, which `message_that_cut` reads."""
+    return f"{cut} by chat message {message_id}"
+
+
+def message_that_cut(ended: TurnEndedEvent) -> str | None:
+    """Return the message id of the chat message that ended the turn; None if none did."""
+    for cut in get_args(_Cut):
+        head = _cut_by(cut, "")
+        if ended.detail is not None and ended.detail.startswith(head):
+            return ended.detail.removeprefix(head)
+    return None
 
 
 def _check_limits(working: WorkingState, command: Send) -> None:
@@ -286,7 +299,7 @@ def _check_limits(working: WorkingState, command: Send) -> None:
 
 
 def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decision:
-    _interrupt(draft, running, f"interrupted by chat message {command.message_id}")
+    _interrupt(draft, running, _cut_by("interrupted", command.message_id))
     return _begin_with(draft, command, overlapped="interrupt")
 
 
@@ -366,7 +379,7 @@ def _replace(draft: Draft, command: Send, target_id: str) -> Decision:
             place=target.place,
             is_exchanged=True,
         )
-    _retract_from(draft, target_id, f"replaced by chat message {command.message_id}")
+    _retract_from(draft, target_id, _cut_by("replaced", command.message_id))
     if running is None and turns.is_paused:
         return _queue(draft, command, place=target.place)
     overlapped = None if running is None else "rollback"

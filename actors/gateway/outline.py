@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..core.turn_rules import message_that_cut
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
@@ -43,7 +44,6 @@ SHOWN_LENGTH = 120
 """How many characters of a chat message are shown."""
 DAMAGED = "damaged"
 """The kind that is given to a record that cannot be read."""
-_CUT = ("interrupted by chat message ", "rolled back by chat message ")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 BarKind = Literal["model", "tool", "confirmation", "pause"]
@@ -92,7 +92,7 @@ class OutlinedTurn:
     outcome: str = ""
     detail: str | None = None
     cut_by: str | None = None
-    """The chat message that interrupted it or rolled it back."""
+    """The chat message that ended it: one that interrupted it, rolled it back or edited it."""
     last_seq: int = 0
     messages: list[OutlinedMessage] = field(default_factory=list)
     steps: int = 0
@@ -216,9 +216,7 @@ class Outline:
             case TurnEndedEvent():
                 turn.end_seq, turn.to_ms = seq, at_ms
                 turn.outcome, turn.detail = event.outcome, event.detail
-                for words in _CUT:
-                    if (event.detail or "").startswith(words):
-                        turn.cut_by = (event.detail or "").removeprefix(words)
+                turn.cut_by = message_that_cut(event)
                 self._end_all(turn, seq, at_ms)
             case StepFinishedEvent() | StepUnfinishedEvent():
                 self._fold_step(turn, event, seq, at_ms)

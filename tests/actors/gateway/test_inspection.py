@@ -179,6 +179,19 @@ async def test_the_outline_grows_with_its_log() -> None:
     assert [each["messages"][0]["text"] for each in after["turns"]] == ["one more"]
 
 
+async def test_the_outline_names_the_edit_that_ended_a_turn() -> None:
+    agent, outline = HeldAgent(), Outline()
+    agent.hold("A")
+    async with Conversations(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A", message_id="a")
+        await (await chat.send("A, really", message_id="b", replaces="a")).end()
+        async for logged in chat.events(live=False):
+            outline.fold(logged)
+
+    assert [turn.cut_by for turn in outline.turns.values()] == ["b", None]
+
+
 async def test_bars_say_what_ran_when() -> None:
     async with reading(MemoryJournal(), refund_story(), research_story()) as (client, _):
         found = (await client.get("refund-7/bars")).json()["turns"]
