@@ -1,8 +1,9 @@
-"""The few lines that know whether asyncio or trio is running.
+"""The code that knows whether asyncio or trio is running.
 
-Owns the primitives that anyio lacks or makes expensive: parking one task until its answer comes,
-calling into the loop from a thread, starting a task that belongs to no group, and telling a stray
-native cancellation from a real one. No other module of either package imports a backend.
+Owns the primitives that anyio lacks or makes expensive, in this order: one-shots and bells, for
+which one task waits; calls into the loop from a thread; checkpoints; scopes and groups of tasks; a
+task that belongs to no group; the loop's clock; and telling a stray native cancellation from a real
+one. Only `runtime.testing` and the command line's trio server import a backend, too.
 
 Everything here belongs to the loop that runs it, except the function that `thread_caller` returns.
 """
@@ -607,10 +608,6 @@ def _asyncio_checkpoint() -> Generator[None, None, None]:
     yield
 
 
-# asyncio keeps only weak references to its tasks.
-_hosts: set[asyncio.Task[None]] = set()
-
-
 def cancel_scope(*, shield: bool = False) -> anyio.CancelScope:
     """Return a new scope, as `anyio.CancelScope` does; on trio it is trio's own, which costs less.
 
@@ -798,6 +795,10 @@ async def persist(wait: Callable[[], Awaitable[T]]) -> T:
         except BaseException as error:
             if not clear_stray_cancellation(error):
                 raise
+
+
+# asyncio keeps only weak references to its tasks.
+_hosts: set[asyncio.Task[None]] = set()
 
 
 def spawn_host(run: Callable[[], Awaitable[None]]) -> None:

@@ -339,7 +339,7 @@ class SummarizingCondenser:
         ids = tuple(event.id for event in forgotten)
         factor = 1.0
         for _ in range(RESET_TRIES_MAX - 1):
-            with suppress(Exception):
+            with suppress(Exception):  # most often too long for the model; the last try raises
                 return Proposal(ids, await self._summarize(forgotten, factor))
             factor *= RESET_TEXT_FACTOR
         return Proposal(ids, await self._summarize(forgotten, factor))

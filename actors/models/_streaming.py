@@ -278,7 +278,8 @@ class _Stream:
     async def close(self) -> None:
         """Return the connection to its pool; close it if the response is not read to its end."""
         # Shielded: a cancelled request must not leave its connection open. Bounded: the other side
-        # may be silent.
+        # may be silent. Suppressed: the answer is complete or given up, so an error of a connection
+        # that is being left changes nothing.
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(_DRAIN_TIMEOUT_S), suppress(Exception):
                 async for _ in self._chunks:
