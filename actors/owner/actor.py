@@ -6,7 +6,8 @@ It owns one log at its newest epoch. Its loop is always the same five moves:
 2. decide which events follow from each, folding them at once into the working state;
 3. commit all of them in one durable write;
 4. publish them to subscribers, and answer the callers;
-5. start effects: agents and condensers, child tasks that talk back through the mailbox.
+5. start effects: agents and condensers (`condensing.py`), child tasks that talk back through the
+   mailbox.
 
 It promises: nothing is seen outside before its commit has returned; a command is all or nothing;
 an action is durable before its effect starts; no model, tool or condenser is awaited here.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeVar
@@ -67,7 +68,7 @@ from ..core.commands import (
     Recover,
     Stream,
 )
-from ..core.condensation import Condenser, Proposal
+from ..core.condensation import Condenser
 from ..core.decide import decide
 from ..core.limits import Limits
 from ..core.listing import changes_listing
@@ -87,7 +88,6 @@ from ..core.working_state import (
     WorkingState,
 )
 from ..errors import (
-    CondenserTooSlow,
     ConversationDeleted,
     ConversationNotFound,
     ConversationsClosed,
@@ -109,8 +109,8 @@ from ..events import (
 from ..journal import Journal, Listing, Record, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
-from ..values.type_names import a_type
 from .batch import Taken, between_deletions, events_of, records_of, rejections_of
+from .condensing import Condensing
 from .draining import Drain
 from .loading import fold_log, in_slices, load_state
 from .look_ups import find_events, look_up, look_up_in_batch, may_be_known, note_decided
@@ -215,12 +215,9 @@ class ConversationActor(Actor[Command | Query]):
         """The turn that the agent's effect runs for."""
         self._held: Sequence[Taken] = ()
         """Commands of an agent that is not resumable, sent during a pause: decided after it."""
-        self._condenser_effect: Effect | None = None
-        self._is_condensing_hard = False
-        self._condenser_rests_with: View | None = None
-        """The view that the condenser could not make shorter; it rests until the view changes."""
-        self._late_proposal: Propose | None = None
-        """The proposal that the condenser has not made in time, until it is given up or comes."""
+        self._condensing: Condensing | None = None
+        if setup.condenser is not None:
+            self._condensing = Condensing(self, conversation_id, setup.condenser, setup.condense_s)
         self._parking: Parking[Taken] | None = None
         """Made when the first result is parked: few conversations park any."""
         self._snapshot_effect: Effect | None = None
@@ -331,7 +328,9 @@ class ConversationActor(Actor[Command | Query]):
     def _decide(self, batch: Sequence[Taken]) -> Sequence[Taken]:
         """Decide each command in turn, and return those that this batch answers, in order."""
         self._working.draining = self._setup.drain.messages
-        if self._agent_effect is not None or self._condenser_effect is not None:
+        if self._agent_effect is not None or (
+            self._condensing is not None and self._condensing.effect is not None
+        ):
             # Invariant: `view` is the committed view. The working state is ahead of the log from
             # here until the commit has returned. Agents and condensers may read the view while the
             # commit is awaited: so it is made now. No other code reads it then.
@@ -355,8 +354,8 @@ class ConversationActor(Actor[Command | Query]):
             look_up_in_batch(taken, decided, self._working, committed_seq=self._seq)
         if (parking := self._parking) and not self._may_precede_more_calls(command):
             self._release_parked(parking, decided)
-        if isinstance(command, ProposeLate):
-            self._late_proposal = command.asked
+        if isinstance(command, ProposeLate) and self._condensing is not None:
+            self._condensing.late = command.asked
         if isinstance(command, DropOverdue) and parking:
             self._refuse_overdue(parking, decided)
         try:
@@ -567,8 +566,8 @@ class ConversationActor(Actor[Command | Query]):
                         self._stop_agent(turn_id)
                     case StartTurn(turn_id, unstarted):
                         self._start_agent(turn_id, unstarted)
-        if (condenser := self._setup.condenser) is not None:
-            self._start_condenser(condenser)
+        if self._condensing is not None:
+            self._condensing.start_if_needed()
         if has_written:
             if self._setup.verify != "off":
                 self._start_verifying()
@@ -589,37 +588,6 @@ class ConversationActor(Actor[Command | Query]):
         run = partial(self._run_turn, turn_id, unstarted)
         self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
         self._agent_of = turn_id
-
-    def _start_condenser(self, condenser: Condenser) -> None:
-        if self._late_proposal is not None:
-            self._give_up_condenser(condenser, self._late_proposal)
-        if self.running_condenser() is not None or self._is_condenser_resting():
-            return
-        try:
-            need = condenser.need(self.view)
-        except BaseException as error:
-            if not is_own_failure(error):
-                raise
-            run = partial(self._refuse_need, self.view, error)  # it becomes a recorded event
-            self._condenser_effect = self.context.start_effect(run, name="condenser")
-        else:
-            self._is_condensing_hard = need == "hard"
-            if need is not None:
-                run = partial(self._run_condenser, condenser)
-                self._condenser_effect = self.context.start_effect(run, name="condenser")
-
-    def _give_up_condenser(self, condenser: Condenser, late: Propose) -> None:
-        """Go on without the condenser's proposal, even if it never takes notice of being cancelled.
-
-        What it still proposes is ignored: `_run_condenser` finds that another effect has its place.
-        """
-        self._late_proposal = None
-        if late.epoch != self._working.epoch:
-            return  # its log was deleted, and the condenser that runs is another
-        if (effect := self.running_condenser()) is not None:
-            effect.cancel()
-            run = partial(self._run_condenser, condenser, late)
-            self._condenser_effect = self.context.start_effect(run, name="condenser")
 
     def _start_verifying(self) -> None:
         if self._setup.verify == "always" or self._setup.ports.random.random() < _SAMPLED:
@@ -781,11 +749,12 @@ class ConversationActor(Actor[Command | Query]):
 
         No need to wait for their end: anything they still send or write has an older epoch.
         """
-        for effect in (self._agent_effect, self._condenser_effect, self._snapshot_effect):
+        for effect in (self._agent_effect, self._snapshot_effect):
             if effect is not None:
                 effect.cancel()
-        self._agent_effect = self._condenser_effect = self._snapshot_effect = None
-        self._condenser_rests_with = self._late_proposal = None
+        self._agent_effect = self._snapshot_effect = None
+        if self._condensing is not None:
+            self._condensing.drop()
 
     # --- the effects, each a child task ----------------------------------------------------------
 
@@ -843,7 +812,7 @@ class ConversationActor(Actor[Command | Query]):
         is_told: bool | None = None
         try:
             # If the owner has ended, the failure may be no more than a consequence of that.
-            is_told = self._is_going_on(turn) and await self._tell_owner(end)
+            is_told = self._is_going_on(turn) and await self.tell_owner(end)
         finally:
             # An interrupt of this turn cancels the wait above.
             if failure is not None and is_told:
@@ -858,81 +827,7 @@ class ConversationActor(Actor[Command | Query]):
         running = self._running
         return running is not None and running.turn_id == turn.turn_id and not turn.is_held
 
-    async def _run_condenser(self, condenser: Condenser, late: Propose | None = None) -> None:
-        """Condense until there is no need, or the view gets no shorter.
-
-        `late`: a proposal that was given up, to go on without.
-        """
-        effect, epoch = self._condenser_effect, self._working.epoch
-        if late is not None:
-            error = CondenserTooSlow(self._conversation_id, self._setup.condense_s)
-            if not await self._go_on_without(late, error):
-                return
-        while True:
-            self.check_lease()
-            asked = Propose(epoch, None, self.view)
-            try:
-                need = condenser.need(asked.shown)
-                self._is_condensing_hard = need == "hard"
-                if need is None:
-                    return
-                asked = replace(asked, need=need)
-                proposal = await self._ask_condenser(condenser, asked)
-            except BaseException as error:
-                if not is_own_failure(error):
-                    raise
-                is_useful = self._condenser_effect is effect and await self._go_on_without(
-                    asked, error
-                )
-            else:
-                answer = replace(asked, proposal=proposal)
-                is_useful = self._condenser_effect is effect and await self._propose(answer)
-            if not is_useful:
-                return
-
-    async def _ask_condenser(self, condenser: Condenser, asked: Propose) -> Proposal | None:
-        """Return the condenser's proposal. After `condense_s` the owner is told that it is late."""
-        timer = self.context.timers.once(self._setup.condense_s, ProposeLate(asked))
-        try:
-            with closing_scopes(type(condenser).__name__):
-                proposal = await condenser.propose(asked.shown, asked.need)
-        finally:
-            timer.cancel()
-            if self._late_proposal is asked:
-                self._late_proposal = None
-        if not isinstance(proposal, Proposal | None):
-            raise TypeError(f"its proposal is {a_type(proposal)}")
-        return proposal
-
-    async def _propose(self, proposal: Propose) -> bool:
-        """Tell the owner the proposal; return False if the condenser rests or ends with it."""
-        is_progress = await self._tell_owner(proposal)
-        if is_progress is None:
-            return False
-        if not is_progress and self.view.is_unchanged_since(proposal.shown):
-            # If the view has changed meanwhile, the condenser is asked once more instead.
-            self._condenser_rests_with = proposal.shown
-            return False
-        return True
-
-    async def _go_on_without(self, asked: Propose, error: BaseException) -> bool:
-        """Record that the condenser failed; return False if it rests or ends with that."""
-        await self._record_condenser_failure(error)
-        if asked.need != "hard":
-            self._condenser_rests_with = asked.shown
-            return False
-        return await self._propose(asked)
-
-    async def _refuse_need(self, shown: View, error: BaseException) -> None:
-        """Record that the condenser's `need` has raised, and let the condenser rest."""
-        self._condenser_rests_with = shown
-        await self._record_condenser_failure(error)
-
-    async def _record_condenser_failure(self, error: BaseException) -> None:
-        failed = ProposeFailed(self._working.epoch, type(error).__name__, error_text(error))
-        await self._tell_owner(failed)
-
-    async def _tell_owner(self, command: Message[T]) -> T | None:
+    async def tell_owner(self, command: Message[T]) -> T | None:
         """Ask this owner as an effect's last act. Returns None if the owner or the turn has ended.
 
         A journal's error is the owner's own failure, which its supervisor handles. What ran before
@@ -1005,6 +900,10 @@ class ConversationActor(Actor[Command | Query]):
         return self._view
 
     @property
+    def epoch(self) -> int:
+        return self._working.epoch
+
+    @property
     def ref(self) -> Ref[Command | Query]:
         return self.context.ref
 
@@ -1060,22 +959,13 @@ class ConversationActor(Actor[Command | Query]):
         return True
 
     def running_condenser(self) -> Effect | None:
-        effect = self._condenser_effect
-        return None if effect is None or effect.is_done else effect
+        return None if self._condensing is None else self._condensing.running()
 
     def must_wait_for_condenser(self) -> bool:
-        return self._is_condensing_hard or self.view.unhandled_condensation_request
+        return self._condensing is not None and self._condensing.must_be_awaited()
 
     def is_too_long(self) -> bool:
-        return (
-            self._is_condensing_hard
-            and not self.view.unhandled_condensation_request
-            and self._is_condenser_resting()
-        )
-
-    def _is_condenser_resting(self) -> bool:
-        resting = self._condenser_rests_with
-        return resting is not None and self.view.is_unchanged_since(resting)
+        return self._condensing is not None and self._condensing.is_too_long()
 
     async def find_broken(self) -> tuple[str, ...]:
         """Return the events in the view that enforcement over the whole log would remove."""
