@@ -215,7 +215,12 @@ async def test_a_client_over_http_that_loses_its_server_fails_its_calls_alone(
     assert later.content == (
         "the connection to the tool's server was closed before the call; nothing happened"
     )
-    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    (line,) = (
+        record.getMessage()
+        for record in caplog.records
+        # asyncio warns, too, if the end of the server's process was noticed elsewhere.
+        if record.levelname == "WARNING" and record.name.startswith("turnkeeper")
+    )
     assert "connection to an MCP server failed" in line
 
 
