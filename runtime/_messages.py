@@ -98,8 +98,9 @@ class Firing:
         if not self.is_due:
             return False
         self.is_due = False
-        if self._when_taken is not None:
-            self._when_taken()
+        when_taken, self._when_taken = self._when_taken, None  # its timer refers to this
+        if when_taken is not None:
+            when_taken()
         return True
 
 

@@ -52,7 +52,8 @@ class Timer:
         self._owner = owner
         self._message = message
         self._interval_s = interval_s
-        self.key = self if key is None else key
+        # Not the timer itself: only the garbage collector frees a circle of references.
+        self.key = object() if key is None else key
         self._firing: Firing | None = None
         self._alarm: Alarm = owner.system.clock.call_later(delay_s, self._fire)
 
@@ -61,6 +62,7 @@ class Timer:
         self._alarm.cancel()
         if self._firing is not None:
             self._firing.is_due = False
+            self._firing = None  # it refers to this
         self._forget()
 
     def _fire(self) -> None:

@@ -1,6 +1,8 @@
 """Timers: once, periodic, keyed, and gone with the actor; and the clock that runs them."""
 
+import gc
 import math
+import weakref
 from functools import partial
 
 import anyio
@@ -177,6 +179,45 @@ async def test_timers_are_gone_with_the_incarnation_that_armed_them() -> None:
         await clock.advance(100.0)
         assert await ref.ask(Get()) == 0
     assert log == []
+
+
+class Due:
+    """A message that a test can see go."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize("ends", ["before it fires", "after it fired", "handled"])
+async def test_a_timer_that_is_over_goes_without_the_garbage_collector(
+    ends: str, key: str | None
+) -> None:
+    """A runtime with `freeze_objects` never collects a circle of objects that it has frozen."""
+    clock = VirtualClock()
+    log: list[object] = []
+    gone: list[str] = []
+
+    async def arm(actor: Actor) -> None:
+        message = Due()
+        weakref.finalize(message, gone.append, "message")
+        timer = actor.context.timers.once(1.0, message, key=key)
+        if ends == "after it fired":
+            await clock.advance(2.0)
+        if ends != "handled":
+            timer.cancel()
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+        gc.collect()
+        gc.disable()
+        try:
+            await ref.ask(Run(arm))
+            if ends == "handled":
+                await clock.advance(2.0)
+            await ref.ask(Get())
+            log.clear()
+            assert gone == ["message"]
+        finally:
+            gc.enable()
 
 
 @pytest.mark.anyio
