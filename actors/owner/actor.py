@@ -217,7 +217,7 @@ class ConversationActor(Actor[Command | Query]):
         """Commands of an agent that is not resumable, sent during a pause: decided after it."""
         self._condensing: Condensing | None = None
         if setup.condenser is not None:
-            self._condensing = Condensing(self, conversation_id, setup.condenser, setup.condense_s)
+            self._condensing = Condensing(conversation_id, setup.condenser, setup.condense_s)
         self._parking: Parking[Taken] | None = None
         """Made when the first result is parked: few conversations park any."""
         self._snapshot_effect: Effect | None = None
@@ -567,7 +567,7 @@ class ConversationActor(Actor[Command | Query]):
                     case StartTurn(turn_id, unstarted):
                         self._start_agent(turn_id, unstarted)
         if self._condensing is not None:
-            self._condensing.start_if_needed()
+            self._condensing.start_if_needed(self)
         if has_written:
             if self._setup.verify != "off":
                 self._start_verifying()
@@ -962,10 +962,10 @@ class ConversationActor(Actor[Command | Query]):
         return None if self._condensing is None else self._condensing.running()
 
     def must_wait_for_condenser(self) -> bool:
-        return self._condensing is not None and self._condensing.must_be_awaited()
+        return self._condensing is not None and self._condensing.must_be_awaited(self.view)
 
     def is_too_long(self) -> bool:
-        return self._condensing is not None and self._condensing.is_too_long()
+        return self._condensing is not None and self._condensing.is_too_long(self.view)
 
     async def find_broken(self) -> tuple[str, ...]:
         """Return the events in the view that enforcement over the whole log would remove."""

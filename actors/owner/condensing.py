@@ -58,23 +58,23 @@ class CondensedOwner(Protocol):
 
 
 class Condensing:
-    """The condenser of one owner, and the effect in which it runs."""
+    """The condenser of one owner, and the effect in which it runs.
+
+    The owner holds this, and is given to each method that needs it: kept here, it would be in a
+    circle of references, which only the garbage collector could free.
+    """
 
     __slots__ = (
         "_condense_s",
         "_condenser",
         "_conversation_id",
         "_is_hard",
-        "_owner",
         "_rests_with",
         "effect",
         "late",
     )
 
-    def __init__(
-        self, owner: CondensedOwner, conversation_id: str, condenser: Condenser, condense_s: float
-    ) -> None:
-        self._owner = owner
+    def __init__(self, conversation_id: str, condenser: Condenser, condense_s: float) -> None:
         self._conversation_id = conversation_id
         self._condenser = condenser
         self._condense_s = condense_s
@@ -89,37 +89,37 @@ class Condensing:
 
     # --- for the owner's loop ---------------------------------------------------------------------
 
-    def start_if_needed(self) -> None:
+    def start_if_needed(self, owner: CondensedOwner) -> None:
         """Start the condenser's effect if the committed view needs it; give up a late one."""
         if self.late is not None:
-            self._give_up(self.late)
-        if self.running() is not None or self._is_resting():
+            self._give_up(owner, self.late)
+        if self.running() is not None or self._is_resting(owner.view):
             return
         try:
-            need = self._condenser.need(self._owner.view)
+            need = self._condenser.need(owner.view)
         except BaseException as error:
             if not is_own_failure(error):
                 raise
-            self._start(partial(self._refuse_need, self._owner.view, error))
+            self._start(owner, partial(self._refuse_need, owner, owner.view, error))
         else:
             self._is_hard = need == "hard"
             if need is not None:
-                self._start(self._run)
+                self._start(owner, partial(self._run, owner))
 
-    def _give_up(self, late: Propose) -> None:
+    def _give_up(self, owner: CondensedOwner, late: Propose) -> None:
         """Go on without the condenser's proposal, even if it never takes notice of being cancelled.
 
         What it still proposes is ignored: `_run` finds that another effect has its place.
         """
         self.late = None
-        if late.epoch != self._owner.epoch:
+        if late.epoch != owner.epoch:
             return  # its log was deleted, and the condenser that runs is another
         if (effect := self.running()) is not None:
             effect.cancel()
-            self._start(partial(self._run, late))
+            self._start(owner, partial(self._run, owner, late))
 
-    def _start(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.effect = self._owner.context.start_effect(run, name="condenser")
+    def _start(self, owner: CondensedOwner, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.effect = owner.context.start_effect(run, name="condenser")
 
     def drop(self) -> None:
         """Cancel the effect of a log that is deleted; what it still sends has an older epoch."""
@@ -134,57 +134,53 @@ class Condensing:
         effect = self.effect
         return None if effect is None or effect.is_done else effect
 
-    def must_be_awaited(self) -> bool:
-        """True if the next step waits for the condenser that runs."""
-        return self._is_hard or self._owner.view.unhandled_condensation_request
+    def must_be_awaited(self, view: View) -> bool:
+        """True if the next step waits for the condenser that runs. `view`: the committed one."""
+        return self._is_hard or view.unhandled_condensation_request
 
-    def is_too_long(self) -> bool:
-        """True if the view is over a hard limit, and nothing more of it can be left out."""
-        return (
-            self._is_hard
-            and not self._owner.view.unhandled_condensation_request
-            and self._is_resting()
-        )
+    def is_too_long(self, view: View) -> bool:
+        """True if this view is over a hard limit, and nothing more of it can be left out."""
+        return self._is_hard and not view.unhandled_condensation_request and self._is_resting(view)
 
-    def _is_resting(self) -> bool:
+    def _is_resting(self, view: View) -> bool:
         resting = self._rests_with
-        return resting is not None and self._owner.view.is_unchanged_since(resting)
+        return resting is not None and view.is_unchanged_since(resting)
 
     # --- the effect -------------------------------------------------------------------------------
 
-    async def _run(self, late: Propose | None = None) -> None:
+    async def _run(self, owner: CondensedOwner, late: Propose | None = None) -> None:
         """Condense until there is no need, or the view gets no shorter.
 
         `late`: a proposal that was given up, to go on without.
         """
-        effect, epoch = self.effect, self._owner.epoch
+        effect, epoch = self.effect, owner.epoch
         if late is not None:
             error = CondenserTooSlow(self._conversation_id, self._condense_s)
-            if not await self._go_on_without(late, error):
+            if not await self._go_on_without(owner, late, error):
                 return
         while True:
-            self._owner.check_lease()
-            asked = Propose(epoch, None, self._owner.view)
+            owner.check_lease()
+            asked = Propose(epoch, None, owner.view)
             try:
                 need = self._condenser.need(asked.shown)
                 self._is_hard = need == "hard"
                 if need is None:
                     return
                 asked = replace(asked, need=need)
-                proposal = await self._ask(asked)
+                proposal = await self._ask(owner, asked)
             except BaseException as error:
                 if not is_own_failure(error):
                     raise
-                is_useful = self.effect is effect and await self._go_on_without(asked, error)
+                is_useful = self.effect is effect and await self._go_on_without(owner, asked, error)
             else:
                 answer = replace(asked, proposal=proposal)
-                is_useful = self.effect is effect and await self._propose(answer)
+                is_useful = self.effect is effect and await self._propose(owner, answer)
             if not is_useful:
                 return
 
-    async def _ask(self, asked: Propose) -> Proposal | None:
+    async def _ask(self, owner: CondensedOwner, asked: Propose) -> Proposal | None:
         """Return the condenser's proposal. After `condense_s` the owner is told that it is late."""
-        timer = self._owner.context.timers.once(self._condense_s, ProposeLate(asked))
+        timer = owner.context.timers.once(self._condense_s, ProposeLate(asked))
         try:
             with closing_scopes(type(self._condenser).__name__):
                 proposal = await self._condenser.propose(asked.shown, asked.need)
@@ -196,30 +192,33 @@ class Condensing:
             raise TypeError(f"its proposal is {a_type(proposal)}")
         return proposal
 
-    async def _propose(self, proposal: Propose) -> bool:
+    async def _propose(self, owner: CondensedOwner, proposal: Propose) -> bool:
         """Tell the owner the proposal; return False if the condenser rests or ends with it."""
-        is_progress = await self._owner.tell_owner(proposal)
+        is_progress = await owner.tell_owner(proposal)
         if is_progress is None:
             return False
-        if not is_progress and self._owner.view.is_unchanged_since(proposal.shown):
+        if not is_progress and owner.view.is_unchanged_since(proposal.shown):
             # If the view has changed meanwhile, the condenser is asked once more instead.
             self._rests_with = proposal.shown
             return False
         return True
 
-    async def _go_on_without(self, asked: Propose, error: BaseException) -> bool:
+    async def _go_on_without(
+        self, owner: CondensedOwner, asked: Propose, error: BaseException
+    ) -> bool:
         """Record that the condenser failed; return False if it rests or ends with that."""
-        await self._record_failure(error)
+        await _record_failure(owner, error)
         if asked.need != "hard":
             self._rests_with = asked.shown
             return False
-        return await self._propose(asked)
+        return await self._propose(owner, asked)
 
-    async def _refuse_need(self, shown: View, error: BaseException) -> None:
+    async def _refuse_need(self, owner: CondensedOwner, shown: View, error: BaseException) -> None:
         """Record that the condenser's `need` has raised, and let the condenser rest."""
         self._rests_with = shown
-        await self._record_failure(error)
+        await _record_failure(owner, error)
 
-    async def _record_failure(self, error: BaseException) -> None:
-        failed = ProposeFailed(self._owner.epoch, type(error).__name__, error_text(error))
-        await self._owner.tell_owner(failed)
+
+async def _record_failure(owner: CondensedOwner, error: BaseException) -> None:
+    failed = ProposeFailed(owner.epoch, type(error).__name__, error_text(error))
+    await owner.tell_owner(failed)

@@ -18,6 +18,7 @@ from turnkeeper.actors import (
     MemoryJournal,
     ModelRequest,
     ModelResponse,
+    RollingCondenser,
     ScriptedModel,
     SQLiteJournal,
     ToolAgent,
@@ -55,17 +56,22 @@ def held() -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("does", ["append", "a turn with a tool", "an interrupted turn"])
+@pytest.mark.parametrize(
+    "does", ["append", "a turn with a tool", "an interrupted turn", "a condensed turn"]
+)
 async def test_a_passivated_conversation_leaves_no_circle_behind(does: str) -> None:
     model = ScriptedModel(looks_once)
     agent = ToolAgent(model, [look])
-    async with Conversations(agent, journal=MemoryJournal()) as conversations:
+    # Of the four events of a turn it forgets some, if there were some before.
+    condenser = RollingCondenser(max_size=4, keep_first=0) if does == "a condensed turn" else None
+    journal = MemoryJournal()
+    async with Conversations(agent, journal=journal, condenser=condenser) as conversations:
 
         async def churn(name: str) -> None:
             conversation = conversations[name]
-            if does == "append":
+            if does in {"append", "a condensed turn"}:
                 await conversation.append(UserMessageEvent(content="hello"))
-            else:
+            if does != "append":
                 turn = await conversation.send("where is it?")
                 if does == "an interrupted turn":
                     await turn.cancel()
