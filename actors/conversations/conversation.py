@@ -423,7 +423,7 @@ class Conversation:
 
         Appending the same event again writes nothing and returns `Duplicate`; so repeat it after
         `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; if the
-        conversation has begun, the event is then kept among `rejections`. Raises `NotAppendable`
+        conversation had begun, the event is then kept among `rejections`. Raises `NotAppendable`
         for an event that only the owner writes, and for a chat message with a `message_id` of a
         turn that does not run.
 

@@ -259,8 +259,9 @@ class ConversationActor(Actor[Command | Query]):
             batch = self._decide(batch)
 
             # 3. Commit.
-            # Beside a log alone: what is kept under a name without one, no deletion would remove.
-            if self._working.state.seq and (rejections := rejections_of(batch)):
+            # Not beside a log that this batch begins: if the commit fails, no deletion would remove
+            # what was kept under a name without a conversation.
+            if self._seq and (rejections := rejections_of(batch)):
                 name, epoch = self._conversation_id, self._working.epoch
                 await self._setup.journal.reject(name, rejections, epoch=epoch)
             if records := records_of(batch):

@@ -905,11 +905,13 @@ class OwnerWorld:
         """Append a result without a call: it is refused, and kept among the rejections."""
         event_id = f"wrong{next(self._numbers)}"
         wrong = ObservationEvent(id=event_id, timestamp=_AT, tool_call_id="nobody", content="wrong")
+        log = self.disk.store.log(_NAME)
+        has_begun = bool(log.records)  # else it need not be kept
 
         def refused(error: BaseException) -> None:
-            log = self.disk.store.log(_NAME)
-            if not isinstance(error, AdmissionRefused) or not log.records:
-                return  # beside a log that has not begun, nothing is kept
+            is_kept = has_begun and self.disk.store.log(_NAME) is log  # it was not deleted since
+            if not isinstance(error, AdmissionRefused) or not is_kept:
+                return
             if not any(event_id.encode() in rejection.payload for rejection in log.rejections):
                 self._broken("L7", event_id)
 

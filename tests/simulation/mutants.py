@@ -433,7 +433,7 @@ PROMISES = [
         "a rejected event is not kept among the rejections",
         ConversationActor,
         "_run",
-        "if self._working.state.seq and (rejections := rejections_of(batch)):",
+        "if self._seq and (rejections := rejections_of(batch)):",
         "if False:",
         test="tests/actors/owner/test_loop.py::"
         "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",

@@ -14,10 +14,11 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, log_of, verified
 from turnkeeper.actors import (
     Conversations,
     Deletion,
+    Event,
     MemoryJournal,
     MemoryStore,
     SQLiteJournal,
@@ -37,7 +38,7 @@ from turnkeeper.actors.errors import (
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
-from turnkeeper.actors.journal import Claim, ConversationInfo, Snapshot, StoredRecord
+from turnkeeper.actors.journal import Claim, ConversationInfo, Record, Snapshot, StoredRecord
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
 from turnkeeper.runtime.testing import settle
@@ -378,6 +379,41 @@ async def test_a_refused_event_is_kept_under_no_name_without_a_conversation(
             with pytest.raises(AdmissionRefused):
                 await chat.append(late)
             assert len(await chat.rejections()) == 1
+
+
+class FailingJournal(WatchedJournal):
+    """Fails while a test says so, before anything is written."""
+
+    is_failing = False
+
+    async def before_append(self, _: Sequence[Record]) -> None:
+        if self.is_failing:
+            raise JournalUnavailable("the disk is full; nothing was written")
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+async def test_an_event_that_is_refused_beside_the_first_of_a_conversation_is_not_kept(
+    *, is_failing: bool
+) -> None:
+    """It was kept before their commit. If that failed, there was no conversation to delete."""
+    journal = FailingJournal()
+    journal.is_failing = is_failing
+    refused: list[type[Exception]] = []
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+
+        async def append(event: Event) -> None:
+            try:
+                await chat.append(event)
+            except (AdmissionRefused, JournalUnavailable) as error:
+                refused.append(type(error))
+
+        async with anyio.create_task_group() as tasks:  # one batch, when the owner has begun
+            tasks.start_soon(append, ObservationEvent(tool_call_id="1", content="late"))
+            tasks.start_soon(append, UserMessageEvent(content="A"))
+
+        assert refused == ([JournalUnavailable] * 2 if is_failing else [AdmissionRefused])
+        assert not await chat.rejections()
 
 
 async def test_a_late_snapshot_of_a_deleted_log_is_not_taken_for_one_of_the_new_log() -> None:
