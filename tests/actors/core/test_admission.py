@@ -164,6 +164,23 @@ def test_a_call_id_is_used_once() -> None:
     assert _violation(state, make.result("1")) == "duplicate_tool_result"
 
 
+def test_a_response_that_has_left_the_view_gets_no_further_calls() -> None:
+    """Its calls would stand in the view without those that were forgotten or taken back."""
+    make = Maker()
+    state = _state(make.user(), make.action("1", "r1"), make.result("1"))
+    state.append_event(make.condense("e2", "e3"))
+    state.append_event(make.action("2", "r2"))
+    state.append_event(make.result("2"))
+    state.append_event(make.retract("e5", "e6"))
+    reopened = Folded.from_snapshot(state._folded.to_snapshot())
+    assert reopened is not None
+
+    for folded in (state._folded, reopened, _from_its_log(state)._folded):
+        assert _violation_of(folded, make.action("3", "r1")) == "interleaved_response"
+        assert _violation_of(folded, make.action("3", "r2")) == "interleaved_response"
+        assert _violation_of(folded, make.action("3", "r3")) is None
+
+
 def test_the_events_of_one_command_see_each_other() -> None:
     make = Maker()
     state = _state(make.user())
