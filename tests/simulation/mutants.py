@@ -86,8 +86,10 @@ MUTANTS = [
         ConversationActor,
         "_run",
         "        batch = self._decide(batch)",
-        "        batch = self._decide(batch)\n        self._show_state()\n"
-        "        self._start_effects(batch)",
+        # The agent of a turn runs only if the owner shows the turn. Its effects start once.
+        "        batch, seq = self._decide(batch), self._seq\n        self._show_state()\n"
+        "        self._seq = seq\n        self._start_effects(batch, has_written=False)\n"
+        "        for one in batch:\n            object.__setattr__(one.decision, 'effects', ())",
     ),
     Mutant(
         "an owner whose commit failed goes on with its working state",
