@@ -798,7 +798,7 @@ class ConversationActor(Actor[Command | Query]):
             end = EndTurn(turn_id, epoch, type(error).__name__, error_text(error))
         finally:
             inside.is_over = True
-        name = self._conversation_id
+        fields = {"conversation": self._conversation_id, "turn": turn_id}
         if isinstance(failure, BaseExceptionGroup) and not self._is_going_on(turn):
             # What its tasks got that wrote to the turn after its end is no failure.
             failure = failure.split((StaleTurn, TurnSuspended))[1]
@@ -806,22 +806,22 @@ class ConversationActor(Actor[Command | Query]):
             # The agent swallowed `TurnSuspended`, or raised it in a group. A later run of the
             # agent ends the turn.
             if failure is not None:
-                log_failure(
-                    "agent failed in a turn that is held", failure, conversation=name, turn=turn_id
-                )
+                log_failure("agent failed in a turn that is held", failure, **fields)
             return
-        is_told: bool | None = None
+        has_ended: bool | None = None
         try:
-            # If the owner has ended, the failure may be no more than a consequence of that.
-            is_told = self._is_going_on(turn) and await self.tell_owner(end)
+            has_ended = self._is_going_on(turn) and await self.tell_owner(end)
         finally:
             # An interrupt of this turn cancels the wait above.
-            if failure is not None and is_told:
-                log_failure("turn failed", failure, conversation=name, turn=turn_id)
-            elif failure is not None and not self._is_going_on(turn):
-                log_failure(
-                    "agent failed after its turn's end", failure, conversation=name, turn=turn_id
-                )
+            if failure is None:
+                pass
+            elif has_ended:
+                log_failure("turn failed", failure, **fields)
+            elif not self._is_going_on(turn):
+                log_failure("agent failed after its turn's end", failure, **fields)
+            elif has_ended is not None:  # a pause holds the turn
+                log_failure("agent failed in a turn that is held", failure, **fields)
+            # Else the owner has ended, and the failure may be no more than a consequence of that.
 
     def _is_going_on(self, turn: TurnContext) -> bool:
         """True if this run still answers its turn; a `StaleTurn` then came from another turn."""

@@ -672,6 +672,44 @@ async def test_an_agent_that_fails_after_its_turns_end_is_told_in_the_log(ends_b
     assert told["error"] == "ValueError"
 
 
+class FailingFirst:
+    """An agent that can be resumed, and whose first run fails as soon as a test lets it."""
+
+    is_resumable = True
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.begun, self.may_fail = anyio.Event(), anyio.Event()
+
+    async def run(self, turn: TurnContext) -> None:
+        self.runs += 1
+        if self.runs == 1:
+            self.begun.set()
+            await self.may_fail.wait()
+            raise ValueError("in its first run")
+        await turn.say("A")
+
+
+async def test_an_agent_that_fails_during_a_pause_is_told_in_the_log_and_run_again() -> None:
+    """The turn went on after the pause as if nothing had been, and nothing told the error."""
+    failing = FailingFirst()
+    with capture_logs() as logs:
+        async with verified(failing, journal=MemoryJournal()) as conversations:
+            chat = conversations["c"]
+            turn = await chat.send("go")
+            await failing.begun.wait()
+            await chat.pause()
+            failing.may_fail.set()
+            await settle()
+            await chat.resume()
+            assert await turn.reply() == "A"
+
+    assert failing.runs == 2
+    (told,) = [line for line in logs if "failed" in line["event"]]
+    assert told["event"] == "agent failed in a turn that is held"
+    assert (told["turn"], told["error"]) == (turn.turn_id, "ValueError")
+
+
 async def test_leaving_while_an_answer_is_streamed_warns_of_nothing() -> None:
     """Each such end of a process was told as up to ten dead letters, as if messages were lost."""
     begun = anyio.Event()
