@@ -13,9 +13,9 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from ..errors import InvalidInput
 from ..values.type_names import a_type
@@ -45,15 +45,15 @@ def is_agent(value: object) -> bool:
     if not callable(run) or isinstance(value, type | ModuleType):
         return False
     function = getattr(run, "__func__", None)
-    if isinstance(function, FunctionType):
-        return _is_method_of_agent(function)
-    return _can_take(run, 1)
+    if not isinstance(function, FunctionType):
+        return _can_take(run, 1)
+    if function not in _methods:
+        _methods[function] = _can_take(function, 2)  # the object and the turn
+    return _methods[function]
 
 
-@lru_cache(maxsize=64)
-def _is_method_of_agent(function: FunctionType) -> bool:
-    """Return whether this method takes a turn alone. Kept: to look takes long."""
-    return _can_take(function, 2)
+_methods: Final[WeakKeyDictionary[FunctionType, bool]] = WeakKeyDictionary()
+"""For each method that was looked at, if it takes a turn alone: to look takes long."""
 
 
 def _can_take(function: Callable[..., object], count: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -114,3 +116,25 @@ def test_a_tool_is_no_agent_though_it_has_a_run_method() -> None:
 
     with pytest.raises(InvalidInput, match=r"needs a method `async run\(turn\)`, and .* has none"):
         Conversations(look_up, journal=MemoryJournal())  # type: ignore[arg-type]  # that is the case
+
+
+def test_an_agent_that_was_looked_at_goes_with_its_conversations() -> None:
+    """The look at its method is kept, and kept all that the method refers to."""
+    gone: list[str] = []
+
+    def use() -> None:
+        class Client:
+            """What an agent of one tenant refers to."""
+
+        client = Client()
+        weakref.finalize(client, gone.append, "client")
+
+        class OfTenant:
+            async def run(self, turn: TurnContext) -> None:
+                await turn.say(repr(client))
+
+        Conversations(OfTenant(), journal=MemoryJournal())
+
+    use()
+    gc.collect()
+    assert gone == ["client"]
