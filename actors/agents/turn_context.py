@@ -259,7 +259,7 @@ class TurnContext:
         if seen and not isinstance(newest, AgentMessageEvent):
             newest_seen = seen[-1]  # a condensation may have taken the answer out of the view
             if isinstance(newest_seen, SeenEvent):
-                return newest_seen.kind == "agent message"
+                return newest_seen.turn_id == self.turn_id
             newest = newest_seen
         return (
             isinstance(newest, AgentMessageEvent)

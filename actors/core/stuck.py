@@ -47,6 +47,8 @@ class SeenEvent:
     digest: str = ""
     """Equal for equal contents, in every process."""
     has_failed: bool = False
+    turn_id: str = ""
+    """The turn that it answers, if it is a whole answer of an agent."""
 
 
 RecentlySeen: TypeAlias = tuple[SeenEvent | LLMConvertibleEvent, ...]
@@ -204,7 +206,8 @@ def _seen(event: SeenEvent | LLMConvertibleEvent) -> SeenEvent:
         digest = _digest([event.kind, event.content, has_failed])
         return SeenEvent("result", event.tool_call_id, digest, has_failed)
     if isinstance(event, AgentMessageEvent):
-        return SeenEvent("agent message")
+        answered = None if event.interrupted else event.turn_id
+        return SeenEvent("agent message", turn_id=answered or "")
     return SeenEvent("summary" if isinstance(event, CondensationSummaryEvent) else "other")
 
 

@@ -21,6 +21,7 @@ from turnkeeper.actors import (
     RollingCondenser,
     ToolAgent,
     ToolCall,
+    TurnContext,
     View,
 )
 from turnkeeper.actors.core.condensation import Need
@@ -92,6 +93,56 @@ async def test_a_turn_whose_answer_a_condensation_has_forgotten_is_not_answered_
             assert (await (await chat.turn("A")).reply()).startswith("answer 1 ")
 
     assert model.asked == 1
+
+
+class HeldBeforeItsStep:
+    """An agent that is held before its only step, and then answers."""
+
+    is_resumable = True
+
+    def __init__(self) -> None:
+        self.begun, self.may_begin_step = anyio.Event(), anyio.Event()
+
+    async def run(self, turn: TurnContext) -> None:
+        self.begun.set()
+        await self.may_begin_step.wait()
+        if not turn.has_answered:
+            await turn.begin_step()
+            await turn.say("answer")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_forgotten_answer_by_hand_is_not_taken_for_that_of_a_turn_that_was_held(
+    is_restarted: bool,
+) -> None:
+    """After a restart, the turn ended without an answer."""
+    store, held = MemoryStore(), HeldBeforeItsStep()
+    condenser, limits = RollingCondenser(max_tokens=500), Limits(snapshot_events=2)
+
+    def opened() -> Conversations:
+        journal = MemoryJournal(store)
+        return verified(held, journal=journal, condenser=condenser, limits=limits)
+
+    async with opened() as conversations:
+        chat = conversations["c"]
+        await chat.send("A", message_id="A")
+        await held.begun.wait()
+        await chat.pause()
+        held.may_begin_step.set()
+        await chat.append(AgentMessageEvent(content="x" * 4_000))
+        async for logged in chat.events():
+            if logged.event.kind == "condensation":
+                break
+        if is_restarted:
+            await until_passivated(conversations, "c")  # its snapshot is written by then
+        else:
+            await chat.resume()
+            assert await (await chat.turn("A")).reply() == "answer"
+    if is_restarted:
+        async with opened() as conversations:
+            chat = conversations["c"]
+            await chat.resume()
+            assert await (await chat.turn("A")).reply() == "answer"
 
 
 async def test_a_long_conversation_is_condensed_and_its_view_is_that_of_its_log() -> None:
