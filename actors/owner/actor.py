@@ -798,7 +798,16 @@ class ConversationActor(Actor[Command | Query]):
             end = EndTurn(turn_id, epoch, type(error).__name__, error_text(error))
         finally:
             inside.is_over = True
-        fields = {"conversation": self._conversation_id, "turn": turn_id}
+        try:
+            await self._end_run(turn, end, failure)
+        finally:
+            del failure  # its traceback refers to this frame
+
+    async def _end_run(
+        self, turn: TurnContext, end: EndTurn, failure: BaseException | None
+    ) -> None:
+        """End the turn after a run of its agent, if it still goes on; log what the agent raised."""
+        fields = {"conversation": self._conversation_id, "turn": turn.turn_id}
         if isinstance(failure, BaseExceptionGroup) and not self._is_going_on(turn):
             # What its tasks got that wrote to the turn after its end is no failure.
             failure = failure.split((StaleTurn, TurnSuspended))[1]

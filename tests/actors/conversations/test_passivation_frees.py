@@ -57,10 +57,11 @@ def held() -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    "does", ["append", "a turn with a tool", "an interrupted turn", "a condensed turn"]
+    "does",
+    ["append", "a turn with a tool", "an interrupted turn", "a condensed turn", "a failed turn"],
 )
 async def test_a_passivated_conversation_leaves_no_circle_behind(does: str) -> None:
-    model = ScriptedModel(looks_once)
+    model = ScriptedModel([] if does == "a failed turn" else looks_once)
     agent = ToolAgent(model, [look])
     # Of the four events of a turn it forgets some, if there were some before.
     condenser = RollingCondenser(max_size=4, keep_first=0) if does == "a condensed turn" else None
