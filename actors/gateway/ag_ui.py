@@ -188,6 +188,9 @@ class Show:
     seq: int
     is_needed: bool = True
     """False if the screen need be replaced only if something on it was taken back meanwhile."""
+    before: int | None = None
+    """If set, only the events between `seq` and this one may have taken something back: if none of
+    them has, nothing need be shown."""
 
 
 Output: TypeAlias = Iterator[Out | Show]
@@ -259,7 +262,8 @@ class RunEvents:
             yield from self._pass(item)
         else:
             if self._after is None and item.seq > self._seq + 1:
-                yield Show(self._seq, is_needed=False)  # what came between may be a retraction
+                # What came between may be a retraction.
+                yield Show(self._seq, is_needed=False, before=item.seq)
             yield from self._come_back()
             part, self._part = self._part, 0
             yield from self._take_event(item, part)

@@ -31,6 +31,7 @@ from ..events import (
     LoggedEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
+    RetractionEvent,
     TextDelta,
     TurnEndedEvent,
     UserMessageEvent,
@@ -378,7 +379,8 @@ async def _write_run(
     async def put(outputs: Iterable[Out | Show]) -> None:
         for out in outputs:
             if isinstance(out, Show):
-                await put(events.show(out, await _transcript(caller)))
+                if await _may_show(caller, out):
+                    await put(events.show(out, await _transcript(caller)))
             else:
                 cursor = None if out.progress is None else _cursor(events, out.progress)
                 await write(_frame(out.event, cursor))
@@ -397,6 +399,22 @@ async def _write_run(
             await put(events.take(item))
             if isinstance(item, TextDelta):
                 await streams.gather_pieces()
+
+
+async def _may_show(caller: ConversationCaller, asked: Show) -> bool:
+    """False if the few events in question tell that nothing need be shown.
+
+    The transcript is the whole log, and other events come between those of a turn all the time:
+    condensations, and the messages that wait.
+    """
+    if asked.before is None:
+        return True
+    async for seq, event in caller.conversation.events(after=asked.seq, live=False):
+        if seq >= asked.before:
+            return False
+        if isinstance(event, RetractionEvent):
+            return True
+    return False
 
 
 async def _transcript(caller: ConversationCaller) -> Transcript:

@@ -19,10 +19,13 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
     TurnContext,
+    agent,
     gateway,
 )
+from turnkeeper.actors.core.transcript import Transcript
 from turnkeeper.actors.events import ActionEvent, LoggedEvent
-from turnkeeper.actors.gateway import GatewayLimits
+from turnkeeper.actors.gateway import GatewayLimits, ag_ui_routes
+from turnkeeper.actors.gateway.service import ConversationCaller
 
 from .node import Client, client, install
 from .worlds import BOUND_S, JSON, World, gateway_world
@@ -773,6 +776,40 @@ async def test_a_node_that_drains_or_is_full_says_to_connect_again() -> None:
         reply = await world.http.get(CONNECT)
         assert '"code":"draining"' in reply.text
         assert "id:" not in reply.text
+
+
+async def test_a_run_does_not_read_the_log_anew_for_each_event_that_is_not_of_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks at these events alone, and finds a retraction among them."""
+    reads: list[int] = []
+    transcript = ag_ui_routes._transcript
+
+    async def counted(caller: ConversationCaller) -> Transcript:
+        found = await transcript(caller)
+        reads.append(len(found.log))
+        return found
+
+    monkeypatch.setattr(ag_ui_routes, "_transcript", counted)
+
+    @agent
+    async def busy(turn: TurnContext) -> None:
+        conversation = world.conversations["chat"]
+        for n in range(1, 4):
+            await conversation.change(title=f"seen {n}")
+            await turn.say(f"said {n}")
+        if turn.message.content == "hello":
+            await conversation.retract_turn(earlier.turn_id)
+            await turn.say("said 4")
+
+    async with gateway_world(busy) as world:
+        earlier = await world.conversations["chat"].send("earlier")
+        await earlier.end()
+        reply = await world.http.post(URL, json=run_input())
+
+        assert len(reads) == 2, "for the user's message, and for the retraction"
+        newest = reply.text.rindex("MESSAGES_SNAPSHOT")
+        assert reply.text.index("said 3") < newest < reply.text.index("said 4")
 
 
 async def test_each_event_of_a_run_says_what_a_client_has_that_got_it() -> None:
