@@ -203,12 +203,14 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def _opened_whole(path: Path) -> Iterator[TextIO]:
-    """Open a file that is written whole or not at all.
+    """Open a file that is written whole or not at all: as a draft, which then replaces the file.
 
-    A pipe or a device is written to as it is: another file would take its place.
+    A symbolic link stays, and the file that it leads to is replaced. A pipe or a device cannot be
+    replaced, so it is written to at once.
     """
     is_file = path.is_file() or not path.exists()
-    draft = path.with_name(f"{path.name}.part") if is_file else path
+    place = Path(os.path.realpath(path)) if is_file else path
+    draft = place.with_name(f"{place.name}.part") if is_file else place
     try:
         with draft.open("w", encoding="utf-8", newline="\n") as file:
             yield file
@@ -216,7 +218,7 @@ def _opened_whole(path: Path) -> Iterator[TextIO]:
             if is_file:
                 os.fsync(file.fileno())
         if is_file:
-            draft.replace(path)
+            draft.replace(place)
     except BaseException as error:
         if is_file:
             draft.unlink(missing_ok=True)

@@ -467,6 +467,26 @@ def test_a_pipe_is_written_to_and_not_replaced_by_a_file(
 
 
 @pytest.mark.parametrize("options", [(), ("--to", "openai")])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_to_a_file_is_written_through_and_not_replaced(
+    db: Path, hermes: Path, tmp_path: Path, options: Sequence[str], *, is_there: bool
+) -> None:
+    """`-o /dev/stdout` of root, with standard output in a file, made /dev/stdout a file."""
+    run("import", db, "--from", "hermes", hermes)
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder / "file")
+    if is_there:
+        link.write_text("before")
+
+    result = run("export", db, *options, "-o", link, "--yes")
+
+    assert (result.exit_code, link.is_symlink()) == (0, True), result.stderr
+    assert link.read_text() == run("export", db, *options).stdout
+    assert [file.name for file in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("options", [(), ("--to", "openai")])
 def test_what_is_written_to_a_pipe_comes_in_again_whatever_the_locale_says(
     tmp_path: Path, options: Sequence[str]
 ) -> None:
