@@ -28,7 +28,7 @@ from ..journal import Deletion
 from ..journals.files import Problem, check_event, check_folds, check_listing
 from ..journals.files import repair as repair_file
 from ..journals.files import verify as verify_file
-from ..journals.sqlite.schema import refuse_bad_log
+from ..journals.sqlite.schema import real_path, refuse_bad_log
 from ..recordings.exporting import openai_line, openhands_files
 from . import _journal_jobs as jobs
 from ._asking import (
@@ -502,9 +502,10 @@ def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
 
 def _is_whole(db: str) -> bool:
     """True if a repair would find nothing to do; False, too, if the file cannot be opened."""
+    path = real_path(db)  # the write-ahead log lies beside the file, not beside a link to it
     with suppress(JournalRefused), progress("conversations") as on_progress:
-        refuse_bad_log(Path(db))
-        return not verify_file(db, on_progress=on_progress).problems
+        refuse_bad_log(path)
+        return not verify_file(path, on_progress=on_progress).problems
     return False
 
 

@@ -227,6 +227,32 @@ def test_a_whole_journal_is_verified_as_such_and_not_touched(path: Path) -> None
     assert path.read_bytes() == before
 
 
+def test_a_whole_journal_is_not_repaired_through_a_link_to_it(path: Path, tmp_path: Path) -> None:
+    """Its write-ahead log was looked for beside the link, so the command asked to replace it."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+
+    async def write() -> None:
+        async with SQLiteJournal(path) as journal:
+            await journal.claim("c")
+            for end in ("", "-wal"):
+                shutil.copy(f"{path}{end}", killed)
+
+    anyio.run(write)
+    assert (killed / "chats.db-wal").stat().st_size
+    link = tmp_path / "link.db"
+    link.symlink_to(killed / "chats.db")
+
+    assert command("repair", link).stdout.startswith("nothing to repair")
+
+
+@pytest.mark.parametrize("options", [(), ("--yes",)])
+def test_a_folder_is_no_file_to_repair(options: Sequence[str], tmp_path: Path) -> None:
+    """The disk was said to be at fault."""
+    assert "it is not a regular file; nothing was changed" in told("repair", tmp_path, *options)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_conversations_are_deleted_by_name_and_by_age_after_being_asked(path: Path) -> None:
     assert "1 conversation with 4 events will be deleted for good; nothing was done" in told(
         "delete", path, "bob"
