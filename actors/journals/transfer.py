@@ -359,7 +359,7 @@ class _Lines:
         if text is None:
             self._ahead = None
             return
-        text = text.rstrip("\r\n")
+        text = text.rstrip(" \t\r\n")  # `_event_text` needs the line to end with its bracket
         if len(text) > LINE_LENGTH_MAX:
             raise self._refusal(f"more than {LINE_LENGTH_MAX:,} characters")
         try:

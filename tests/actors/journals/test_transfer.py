@@ -275,6 +275,16 @@ async def test_lines_written_anew_by_a_tool_are_read_too(
     assert len(await read_all(journal, "bob")) == 600
 
 
+async def test_blanks_at_the_end_of_a_line_are_no_part_of_its_event(
+    journal: SQLiteJournal, exported: list[str]
+) -> None:
+    """The bracket of the line was taken for a part of the event, which nothing could read then."""
+    for end in ("", "\n", "\r\n", " ", "\t \n"):
+        await import_lines(journal, [f"{line}{end}" for line in exported])
+
+    assert await lines_of(journal) == exported
+
+
 async def test_lines_with_their_keys_in_another_order_are_read_too(
     journal: SQLiteJournal,
 ) -> None:
