@@ -113,11 +113,12 @@ class _ListingCheck:
 
 
 @runtime_checkable
-class _HasWords(Protocol):
-    """A journal whose search index is compared with the logs too."""
+class _HasTables(Protocol):
+    """A journal whose tables are looked at too: PostgreSQL's."""
 
     async def words_of(self, conversation_id: str) -> LogWords | None: ...
     async def words_of_none(self) -> Sequence[int]: ...
+    async def records_of_none(self) -> Sequence[int]: ...
 
 
 async def verify_logs(
@@ -131,7 +132,8 @@ async def verify_logs(
     """Check every log of a journal by reading it, beside the processes that use it.
 
     `check_snapshot`, `check_record`, `check_listing` and `on_progress` are as for `verify`. In
-    PostgreSQL the search index is compared with the logs, as far as they have been indexed.
+    PostgreSQL the search index is compared with the logs, as far as they have been indexed, and
+    records are found that belong to no conversation.
     """
     checks = _Checks(check_listing, check_snapshot, check_record)
     infos = await journal.list()
@@ -149,11 +151,16 @@ async def verify_logs(
         for name in suspects:
             checked[name] = await checks.check(journal, name, listings.get(name))
     problems = [problem for one in checked.values() for problem in one.problems]
-    if isinstance(journal, _HasWords):
-        found_none = "log {} has words in the index, but no conversation"
-        problems += [
-            Problem(None, 0, found_none.format(log)) for log in await journal.words_of_none()
+    if isinstance(journal, _HasTables):
+        found = [
+            f"log {log} has words in the index, but no conversation"
+            for log in await journal.words_of_none()
         ]
+        found += [
+            f"log {log} belongs to no conversation: the row with its name is missing"
+            for log in await journal.records_of_none()
+        ]
+        problems += [Problem(None, 0, one) for one in found]
     on_progress(len(infos), len(infos))
     there = [one.records for one in checked.values() if one.records is not None]
     return Verification(len(there), sum(there), tuple(problems), stale)
@@ -183,7 +190,7 @@ class _Checks:
         checks: list[tuple[int, LogCheck]] = []
         try:
             # Read before the records: later records may not be in this reading of the index.
-            if isinstance(journal, _HasWords):
+            if isinstance(journal, _HasTables):
                 words = await journal.words_of(name)
             snapshot = await journal.read_snapshot(name)
             if snapshot is not None and self.snapshot is not None:

@@ -373,6 +373,27 @@ class PostgresJournal(DatabaseJournal):
         """Return the numbers of logs with words in the index that belong to no conversation."""
         return await self._read(lambda reader: reader.logs_of_none())
 
+    async def records_of_none(self) -> Sequence[int]:
+        """Return the numbers of logs with records that belong to no conversation.
+
+        Each was its conversation's log until the conversation's row was lost.
+        """
+        from .reader import PostgresReader  # noqa: PLC0415 - needs psycopg
+
+        # In slices, as in `list`.
+        unowned: set[int] = set()
+        after: int | None = -1
+        while after is not None:
+            some, after = await self._read(partial(PostgresReader.unowned_slice, after=after))
+            unowned.update(some)
+        # A log that was deleted may still have records: forks need them, or they are removed later.
+        # The names are read afterwards, so they tell of those that were deleted meanwhile, too.
+        after = -1 if unowned else None
+        while after is not None:
+            some, after = await self._read(partial(PostgresReader.deleted_slice, after=after))
+            unowned.difference_update(some)
+        return sorted(unowned)
+
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""
         check_asked(conversation_id)

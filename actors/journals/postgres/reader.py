@@ -41,6 +41,18 @@ _INFO = "SELECT name, head, epoch, is_unfinished, updated_us{} FROM conversation
 
 _LIST_PAGE = 10_000
 _LIST = f"{_INFO.format(', id')} WHERE id > %s ORDER BY id LIMIT %s"
+# Goes from each log to the next one in the index; the records are not read.
+_NEXT_LOGS = """
+    WITH RECURSIVE next (log) AS (
+        (SELECT log FROM event WHERE log > %s ORDER BY log LIMIT 1)
+        UNION ALL
+        SELECT (SELECT e.log FROM event e WHERE e.log > n.log ORDER BY e.log LIMIT 1)
+        FROM next n WHERE n.log IS NOT NULL
+    )
+    SELECT log, EXISTS (SELECT FROM conversation c WHERE c.log = n.log)
+    FROM next n WHERE log IS NOT NULL LIMIT %s
+"""
+_NAMES = "SELECT id, name, incarnation FROM conversation WHERE id > %s ORDER BY id LIMIT %s"
 
 _ABANDONED = f"""
     {_INFO.format("")}
@@ -168,6 +180,21 @@ class PostgresReader:
 
     def logs_of_none(self) -> Sequence[int]:
         return logs_of_none(self._connection)
+
+    def unowned_slice(self, after: int) -> tuple[Sequence[int], int | None]:
+        """Return those of the next logs with records that are no conversation's, and the last one.
+
+        None at the end, as in `list_slice`.
+        """
+        rows = self._connection.execute(_NEXT_LOGS, (after, _LIST_PAGE)).fetchall()
+        unowned = [log for log, is_owned in rows if not is_owned]
+        return unowned, rows[-1][0] if len(rows) == _LIST_PAGE else None
+
+    def deleted_slice(self, after: int) -> tuple[Sequence[int], int | None]:
+        """Return the deleted logs of the next rows, and the last row's id; None at the end."""
+        rows = self._connection.execute(_NAMES, (after, _LIST_PAGE)).fetchall()
+        logs = [log_number(name, each) for _, name, count in rows for each in range(count)]
+        return logs, rows[-1][0] if len(rows) == _LIST_PAGE else None
 
     def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no living process but `node` owns."""

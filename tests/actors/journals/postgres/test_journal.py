@@ -31,6 +31,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.journal import Claim, Listing, ListQuery, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.files import verify_logs
 from turnkeeper.actors.journals.postgres import reader as reader_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection, Numbers, connect
 from turnkeeper.actors.journals.postgres.log import empty_tail
@@ -1157,6 +1158,30 @@ async def test_a_conversation_whose_row_is_lost_is_never_opened_as_empty(
                     await call()
         assert await read_all(journal, "kept") == ["e1", "e2", "k"]
         assert [info.conversation_id for info in await journal.list()] == ["kept"]
+
+
+async def test_a_verification_finds_the_records_of_a_conversation_whose_row_is_lost(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All was said to be as it was written, though a conversation was gone."""
+    monkeypatch.setattr(reader_module, "_LIST_PAGE", 2)
+    async with make_journal(schema) as journal:
+        for name in ("begun again", "deleted", "kept", "lost", "whole"):
+            await append(journal, name, await journal.claim(name), 1, "e1", "e2")
+        for name in ("begun again", "deleted"):
+            records = [make_record(name)]
+            await journal.fork(name, f"{name}: fork", at=1, records=records, is_unfinished=False)
+            for _ in range(2):
+                claim = await journal.claim(name)
+                await append(journal, name, claim, claim.head + 1, f"e{claim.epoch}")
+                await journal.delete(name, epoch=claim.epoch)
+        await append(journal, "begun again", await journal.claim("begun again"), 1, "e1")
+        assert (await verify_logs(journal)).problems == ()
+
+        change(schema, "DELETE FROM conversation WHERE name = 'lost'")
+        (problem,) = (await verify_logs(journal)).problems
+        assert problem.conversation_id is None
+        assert str(empty_tail("lost", 0).log) in problem.found
 
 
 async def test_damage_of_one_conversation_does_not_touch_its_neighbours_in_a_group(
