@@ -94,7 +94,7 @@ _FIND_LOST = f"""
 def refuse_if_lost(connection: psycopg.Connection[Any], name: str) -> None:
     """Raise `CorruptLog` if there are records of a conversation that had no row.
 
-    Another process may have begun it since.
+    If another process has begun it since, they are its own, and nothing is raised.
     """
     if connection.execute(_FIND_LOST, (logs_of(name), name)).fetchone() is not None:
         raise CorruptLog(name, 1, "it has records, but its own row is missing")

@@ -159,7 +159,7 @@ _APPENDS = {
 
 # A conversation that another process owns is found by reading first: locking its row would be a
 # write and a flush. The insert decides, as the owner may have changed meanwhile. Rows are never
-# removed, so one that is missing beside records is lost: it is not made anew, without them.
+# removed. So if there are records without a row, it is lost: a new one would be of an empty log.
 _CLAIM = f"""
     WITH ENDED asked AS (
         SELECT * FROM unnest(

@@ -706,8 +706,8 @@ class _FileLog:
                 shared.ended.wait(_CLOSE_WAIT_S)
         except NoAnswer:
             raise JournalUnavailable(
-                f"{self._path} is not closed yet after {_CLOSE_WAIT_S:g} s; nothing is lost; see "
-                "to the disk"
+                f"{self._path} is not closed yet after {_CLOSE_WAIT_S:g} s; nothing is lost; check "
+                "the disk"
             ) from None
 
     def reopen(self) -> None:
