@@ -254,6 +254,7 @@ async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browse
             if width == 390:
                 await world.button("Log")
             for pane in (".transcript-pane", ".log-pane")[width == 390 :]:
+                await world.page.wait_for_selector(f"{pane} tk-rows", timeout=BOUND_MS)
                 at_end = f"(pane) => ({place})([pane])[1] < 1"
                 await world.page.wait_for_function(at_end, arg=pane, timeout=BOUND_MS)
 
