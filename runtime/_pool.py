@@ -44,10 +44,10 @@ __all__ = ["Host", "Job", "Pool", "Resident", "Step", "Worker"]
 
 _PARKED_MAX: Final = 256
 
-# Fairness: other tasks of the loop have their turn after a round of steps, which takes two
-# milliseconds, but is no shorter than 16 steps and no longer than 256. The clock is read after each
-# 16. With fewer steps, each of a thousand callers is answered, and appends again, alone with 15
-# others, and a journal commits groups as small as that.
+# Fairness: other tasks of the loop run after each round of steps. A round ends after two
+# milliseconds, but has at least 16 steps and at most 256; the clock is read after every 16. If each
+# round had 16 steps, a thousand callers would be answered 16 at a time, and a journal would commit
+# their next appends in groups as small as that.
 _STEPS_TIMED: Final = 16
 _STEPS_MAX: Final = 256
 _ROUND_S: Final = 0.002

@@ -53,7 +53,7 @@ def is_agent(value: object) -> bool:
 
 
 _methods: Final[WeakKeyDictionary[FunctionType, bool]] = WeakKeyDictionary()
-"""For each method that was looked at, if it takes a turn alone: to look takes long."""
+"""Whether each method that was examined takes a turn and nothing else: examining one is slow."""
 
 
 def _can_take(function: Callable[..., object], count: int) -> bool:

@@ -210,7 +210,9 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
             running = working.state.turns.running
             if event.turn_id not in {None, None if running is None else running.turn_id}:
                 # Its sender would wait for the end of a turn that never ends, or ended before.
-                raise NotAppendable(working.conversation_id, "UserMessageEvent of another turn")
+                raise NotAppendable(
+                    working.conversation_id, "UserMessageEvent of a turn that does not run"
+                )
     _check_leaves_turn_alone(working, (event,))
     if seq := working.state.seq:  # the log has begun, so no first events go with this one
         return Decision((event,), Appended(seq + 1), written={event_id: command.written})

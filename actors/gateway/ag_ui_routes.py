@@ -402,10 +402,10 @@ async def _write_run(
 
 
 async def _may_show(caller: ConversationCaller, asked: Show) -> bool:
-    """False if the few events in question tell that nothing need be shown.
+    """False if none of the events in question takes something back.
 
-    The transcript is the whole log, and other events come between those of a turn all the time:
-    condensations, and the messages that wait.
+    Only these are read. Condensations and waiting messages often come between the events of a turn,
+    and the transcript would be read from the whole log for each.
     """
     if asked.before is None:
         return True

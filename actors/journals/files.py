@@ -132,8 +132,8 @@ async def verify_logs(
     """Check every log of a journal by reading it, beside the processes that use it.
 
     `check_snapshot`, `check_record`, `check_listing` and `on_progress` are as for `verify`. In
-    PostgreSQL the search index is compared with the logs, as far as they have been indexed, and
-    records are found that belong to no conversation.
+    PostgreSQL the search index is compared with the logs, as far as they have been indexed, and it
+    finds records that belong to no conversation.
     """
     checks = _Checks(check_listing, check_snapshot, check_record)
     infos = await journal.list()

@@ -822,15 +822,14 @@ class ConversationActor(Actor[Command | Query]):
             has_ended = self._is_going_on(turn) and await self.tell_owner(end)
         finally:
             # An interrupt of this turn cancels the wait above.
-            if failure is None:
-                pass
-            elif has_ended:
-                log_failure("turn failed", failure, **fields)
-            elif not self._is_going_on(turn):
-                log_failure("agent failed after its turn's end", failure, **fields)
-            elif has_ended is not None:  # a pause holds the turn
-                log_failure("agent failed in a turn that is held", failure, **fields)
-            # Else the owner has ended, and the failure may be no more than a consequence of that.
+            if failure is not None:
+                if has_ended:
+                    log_failure("turn failed", failure, **fields)
+                elif not self._is_going_on(turn):
+                    log_failure("agent failed after its turn's end", failure, **fields)
+                elif has_ended is not None:  # a pause holds the turn
+                    log_failure("agent failed in a turn that is held", failure, **fields)
+                # Else the owner has ended, and the failure may only be a consequence of that.
 
     def _is_going_on(self, turn: TurnContext) -> bool:
         """True if this run still answers its turn; a `StaleTurn` then came from another turn."""

@@ -60,8 +60,8 @@ class CondensedOwner(Protocol):
 class Condensing:
     """The condenser of one owner, and the effect in which it runs.
 
-    The owner holds this, and is given to each method that needs it: kept here, it would be in a
-    circle of references, which only the garbage collector could free.
+    The owner holds this. Each method gets the owner as an argument, because a reference back would
+    make a circle, which only the garbage collector frees.
     """
 
     __slots__ = (

@@ -9,6 +9,7 @@ import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, log_of, until_passivated, verified
 from turnkeeper.actors import (
+    Agent,
     Conversation,
     Conversations,
     Event,
@@ -59,42 +60,6 @@ class LongAnswers:
         return ModelResponse(f"answer {self.asked} {'x' * 4_000}")
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-async def test_a_turn_whose_answer_a_condensation_has_forgotten_is_not_answered_again(
-    is_restarted: bool,
-) -> None:
-    """A pause held the turn's end; without the answer in the view, the model was asked anew."""
-    store, model = MemoryStore(), LongAnswers()
-    condenser, limits = RollingCondenser(max_tokens=500), Limits(snapshot_events=2)
-
-    def opened() -> Conversations:
-        agent, journal = ToolAgent(model), MemoryJournal(store)
-        return verified(agent, journal=journal, condenser=condenser, limits=limits)
-
-    async with opened() as conversations:
-        chat = conversations["c"]
-        await chat.send("A", message_id="A")
-        await model.is_asked.wait()
-        await chat.pause()
-        model.may_answer.set()
-        async for logged in chat.events():
-            if logged.event.kind == "condensation":
-                break
-        assert [event.kind for event in await chat.view()] == ["user_message"]
-        if is_restarted:
-            await until_passivated(conversations, "c")  # its snapshot is written by then
-        else:
-            await chat.resume()
-            assert (await (await chat.turn("A")).reply()).startswith("answer 1 ")
-    if is_restarted:
-        async with opened() as conversations:
-            chat = conversations["c"]
-            await chat.resume()
-            assert (await (await chat.turn("A")).reply()).startswith("answer 1 ")
-
-    assert model.asked == 1
-
-
 class HeldBeforeItsStep:
     """An agent that is held before its only step, and then answers."""
 
@@ -111,38 +76,74 @@ class HeldBeforeItsStep:
             await turn.say("answer")
 
 
+async def reply_after_a_condensed_pause(
+    answering: Agent, answer: Callable[[Conversation], Awaitable[None]], *, is_restarted: bool
+) -> str:
+    """Return the reply of a turn that is paused while `answer` writes an answer.
+
+    A condensation forgets that answer. Then the turn is resumed, by the next process if
+    `is_restarted`.
+    """
+    store = MemoryStore()
+    condenser, limits = RollingCondenser(max_tokens=500), Limits(snapshot_events=2)
+
+    def opened() -> Conversations:
+        journal = MemoryJournal(store)
+        return verified(answering, journal=journal, condenser=condenser, limits=limits)
+
+    async def resumed(chat: Conversation) -> str:
+        await chat.resume()
+        return await (await chat.turn("A")).reply()
+
+    async with opened() as conversations:
+        chat = conversations["c"]
+        await chat.send("A", message_id="A")
+        await answer(chat)
+        async for logged in chat.events():
+            if logged.event.kind == "condensation":
+                break
+        assert [event.kind for event in await chat.view()] == ["user_message"]
+        if not is_restarted:
+            return await resumed(chat)
+        await until_passivated(conversations, "c")  # its snapshot is written by then
+    async with opened() as conversations:
+        return await resumed(conversations["c"])
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_turn_whose_answer_a_condensation_has_forgotten_is_not_answered_again(
+    is_restarted: bool,
+) -> None:
+    """A pause held the turn's end; without the answer in the view, the model was asked anew."""
+    model = LongAnswers()
+
+    async def answer(chat: Conversation) -> None:
+        await model.is_asked.wait()
+        await chat.pause()
+        model.may_answer.set()
+
+    reply = await reply_after_a_condensed_pause(ToolAgent(model), answer, is_restarted=is_restarted)
+
+    assert reply.startswith("answer 1 ")
+    assert model.asked == 1
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_a_forgotten_answer_by_hand_is_not_taken_for_that_of_a_turn_that_was_held(
     is_restarted: bool,
 ) -> None:
     """After a restart, the turn ended without an answer."""
-    store, held = MemoryStore(), HeldBeforeItsStep()
-    condenser, limits = RollingCondenser(max_tokens=500), Limits(snapshot_events=2)
+    held = HeldBeforeItsStep()
 
-    def opened() -> Conversations:
-        journal = MemoryJournal(store)
-        return verified(held, journal=journal, condenser=condenser, limits=limits)
-
-    async with opened() as conversations:
-        chat = conversations["c"]
-        await chat.send("A", message_id="A")
+    async def answer(chat: Conversation) -> None:
         await held.begun.wait()
         await chat.pause()
         held.may_begin_step.set()
         await chat.append(AgentMessageEvent(content="x" * 4_000))
-        async for logged in chat.events():
-            if logged.event.kind == "condensation":
-                break
-        if is_restarted:
-            await until_passivated(conversations, "c")  # its snapshot is written by then
-        else:
-            await chat.resume()
-            assert await (await chat.turn("A")).reply() == "answer"
-    if is_restarted:
-        async with opened() as conversations:
-            chat = conversations["c"]
-            await chat.resume()
-            assert await (await chat.turn("A")).reply() == "answer"
+
+    reply = await reply_after_a_condensed_pause(held, answer, is_restarted=is_restarted)
+
+    assert reply == "answer"
 
 
 async def test_a_long_conversation_is_condensed_and_its_view_is_that_of_its_log() -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from tests.actors.conversations.worlds import HeldAgent, log_of, verified
 from turnkeeper.actors import (
@@ -76,9 +77,7 @@ async def test_parked_results_follow_the_last_call_of_a_response_that_comes_call
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
         async with anyio.create_task_group() as group:
-            for n, call_id in enumerate("12", start=1):
-                group.start_soon(append_parked, chat, call_id)
-                await until_parked(conversations, n)
+            await park_both(group, conversations, chat)
             await chat.append(call("1"))
             await chat.view()
             assert await log_of(chat) == ["u:go", "call"]
@@ -108,9 +107,7 @@ async def test_a_condenser_that_is_late_between_two_calls_does_not_close_their_r
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
         async with anyio.create_task_group() as group:
-            for n, call_id in enumerate("12", start=1):
-                group.start_soon(append_parked, chat, call_id)
-                await until_parked(conversations, n)
+            await park_both(group, conversations, chat)
             await chat.append(call("1"))
 
             await clock.advance(PARK_S / 2)
@@ -165,6 +162,13 @@ async def append_parked(chat: Conversation, call_id: str) -> None:
 
 async def append_event_parked(chat: Conversation, event: Event) -> None:
     await chat.append(event, park=True)
+
+
+async def park_both(group: TaskGroup, conversations: Conversations, chat: Conversation) -> None:
+    """Park the results of the calls 1 and 2, in this order."""
+    for count, call_id in enumerate("12", start=1):
+        group.start_soon(append_parked, chat, call_id)
+        await until_parked(conversations, count)
 
 
 async def test_a_second_parked_result_for_one_call_is_refused_at_once() -> None:
@@ -482,9 +486,7 @@ async def test_a_result_that_is_parked_in_the_batch_that_releases_another_is_not
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
         async with anyio.create_task_group() as group:
-            for n, call_id in enumerate("12", start=1):
-                group.start_soon(append_parked, chat, call_id)
-                await until_parked(conversations, n)
+            await park_both(group, conversations, chat)
             await chat.append(call("1"))
             group.start_soon(append_parked, chat, "9")
             with anyio.fail_after(60):
