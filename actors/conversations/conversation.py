@@ -68,7 +68,7 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
-from ..journal import Journal, Listing, Rejection
+from ..journal import Journal, Listing, LogPages, Rejection
 from ..owner.actor import Forking, Setup
 from ..owner.event_reader import EventReader
 from ..owner.loading import load_state, load_turns
@@ -645,20 +645,20 @@ class Conversation:
 
     async def _as_first_answered(self, sent: Sent) -> Sent:
         """Return the answer that the first `send` of this chat message got, read from the log."""
-        before: list[Event] = []
+        name, events = self.conversation_id, list[Event]()
+        after = max(0, sent.seq - 1 - _DECIDED_BEFORE_MAX)
         try:
-            after = max(0, sent.seq - 1 - _DECIDED_BEFORE_MAX)
-            async for logged in self.events(after=after, live=False):
-                if logged.seq < sent.seq:
-                    before.append(logged.event)
-                    continue
-                first = logged.event
-                if getattr(first, "message_id", None) != sent.message_id:
-                    break  # another log has begun under this name
+            async for page in LogPages(self._journal, name, after=after, upto=sent.seq):
+                events.extend(decode_record(name, record).event for record in page)
+            first = events.pop() if after + len(events) == sent.seq else None
+            if (
+                isinstance(first, UserMessageEvent | MessageQueuedEvent)
+                and first.message_id == sent.message_id
+            ):
                 waiting = None
                 if isinstance(first, MessageQueuedEvent):
                     waiting = (first, await self._read_at(sent.seq - 1, load_turns))
-                return first_reply(sent, first.id, before, waiting)
+                return first_reply(sent, first.id, events, waiting)
         except (ConversationNotFound, InvalidInput):
             pass
         return sent  # the log has been deleted since, and perhaps begun anew

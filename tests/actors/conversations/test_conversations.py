@@ -27,7 +27,7 @@ from turnkeeper.actors.errors import (
     TurnNotCompleted,
 )
 from turnkeeper.actors.events import ActionEvent, AgentMessageEvent, UserMessageEvent
-from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journal import Record, StoredRecord
 from turnkeeper.runtime import AskCycle, Unavailable
 from turnkeeper.runtime.testing import settle
 
@@ -277,6 +277,28 @@ async def test_the_same_message_id_with_other_content_is_refused() -> None:
             await chat.send("B", message_id="a")
 
         assert refused.value.seq == turn.seq
+
+
+async def test_a_repeated_message_is_answered_from_a_few_records() -> None:
+    class CountingJournal(MemoryJournal):
+        records = 0
+
+        async def read(
+            self, conversation_id: str, *, after: int = 0, limit: int = 512
+        ) -> Sequence[StoredRecord]:
+            records = await super().read(conversation_id, after=after, limit=limit)
+            self.records += len(records)
+            return records
+
+    async with Conversations(HeldAgent(), journal=(journal := CountingJournal())) as conversations:
+        chat = conversations["c"]
+        for n in range(20):
+            await (await chat.send(str(n), message_id=str(n))).reply()
+        journal.records = 0
+
+        assert (await chat.send("3", message_id="3")).is_duplicate
+
+        assert 0 < journal.records <= 4
 
 
 @pytest.mark.costly
