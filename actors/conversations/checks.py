@@ -129,6 +129,11 @@ def check_agent(agent: Agent) -> None:
             f"an agent needs a method `async run(turn)`, and {agent!r} has none; use @agent to "
             "make one of a function"
         )
+    if str(getattr(agent.run, "__module__", "")).startswith("pydantic_ai."):
+        raise InvalidInput(
+            "an agent of pydantic-ai takes a prompt, and no turn; give PydanticAgent(agent), from "
+            "turnkeeper.actors.integrations.pydantic_ai"
+        )
 
 
 def check_system_prompt(system_prompt: str | None) -> None:

@@ -56,6 +56,7 @@ from tests.actors.agents.test_tool_agent_crashes import (
 from tests.actors.conversations.worlds import brief, log_of
 from tests.drawn import drawn
 from turnkeeper.actors import (
+    Conversations,
     MemoryJournal,
     MemoryStore,
     RollingCondenser,
@@ -186,6 +187,11 @@ async def test_two_turns_have_one_history_and_each_request_is_a_step(tmp_path: P
     used = [event.usage for event in events if isinstance(event, StepFinishedEvent)]
     assert all(usage.input_tokens > 0 and usage.output_tokens > 0 for usage in used)
     assert len(used) == 3
+
+
+async def test_an_agent_that_nobody_has_wrapped_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"PydanticAgent\(agent\)"):
+        Conversations(Agent("test"), journal=MemoryJournal())  # type: ignore[arg-type]  # the slip
 
 
 @asyncio_only
