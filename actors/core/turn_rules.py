@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias, TypeGuard, assert_never, get_args
+from typing import Literal, TypeAlias, TypedDict, TypeGuard, assert_never, get_args
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -42,7 +42,9 @@ from ..events import (
     ConversationChangedEvent,
     ConversationErrorEvent,
     Event,
+    FileContent,
     ForkedFromEvent,
+    ImageContent,
     LoggedEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
@@ -60,7 +62,7 @@ from ..events import (
     UserRejectEvent,
     is_seen_by_model,
 )
-from ..values.frozen import check_json
+from ..values.frozen import FrozenObject, check_json
 from ..values.text import hold_back_half
 from .commands import (
     Answer,
@@ -298,6 +300,33 @@ def _check_limits(working: WorkingState, command: Send) -> None:
             raise FileTooLarge(working.conversation_id, file.size, limits.file_bytes_max)
 
 
+class _Parts(TypedDict):
+    """The fields that all events of one chat message share; its id is passed beside them."""
+
+    content: str
+    images: tuple[ImageContent, ...]
+    replaces: str | None
+    author: str | None
+    metadata: FrozenObject
+    files: tuple[FileContent, ...]
+
+
+def _parts(message: Send | MessageQueuedEvent | UserMessageEvent) -> _Parts:
+    """Return the parts of a chat message, for its next event.
+
+    A message that waits has two events, and one more each time it waits again. A part that is
+    missing here would be lost on that way.
+    """
+    return {
+        "content": message.content,
+        "images": message.images,
+        "replaces": message.replaces,
+        "author": message.author,
+        "metadata": message.metadata,
+        "files": message.files,
+    }
+
+
 def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decision:
     _interrupt(draft, running, _cut_by("interrupted", command.message_id))
     return _begin_with(draft, command, overlapped="interrupt")
@@ -327,13 +356,8 @@ def _begin_with(
         UserMessageEvent,
         id=command.event_id or draft.stamp.new_id(),
         turn_id=turn_id,
-        content=command.content,
-        images=command.images,
         message_id=command.message_id,
-        replaces=command.replaces,
-        author=command.author,
-        metadata=command.metadata,
-        files=command.files,
+        **_parts(command),
     )
     return draft.decision(
         Sent(
@@ -458,14 +482,9 @@ def _queue(
         id=command.event_id or draft.stamp.new_id(),
         turn_id=turn_id,
         message_id=command.message_id,
-        content=command.content,
-        images=command.images,
-        author=command.author,
-        metadata=command.metadata,
-        files=command.files,
         steers=steers,
-        replaces=command.replaces,
         place=place,
+        **_parts(command),
     )
     return draft.decision(
         Sent(
@@ -484,14 +503,9 @@ def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
     draft.add(
         UserMessageEvent,
         turn_id=turn_id,
-        content=waiting.content,
-        images=waiting.images,
         message_id=waiting.message_id,
         queued_event_id=waiting.id,
-        replaces=waiting.replaces,
-        author=waiting.author,
-        metadata=waiting.metadata,
-        files=waiting.files,
+        **_parts(waiting),
     )
 
 
@@ -841,13 +855,8 @@ def _queue_again(draft: Draft, running: RunningTurn) -> None:
                 MessageQueuedEvent,
                 turn_id=draft.stamp.new_id(),
                 message_id=message.message_id,
-                content=message.content,
-                images=message.images,
-                author=message.author,
-                metadata=message.metadata,
-                files=message.files,
-                replaces=message.replaces,
                 queued_again=True,
+                **_parts(message),
             )
 
 

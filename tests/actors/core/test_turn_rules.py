@@ -11,6 +11,7 @@ from tests.actors.core import turn_laws
 from tests.actors.core.logs import Maker
 from tests.actors.core.turn_laws import Move, Turns
 from tests.drawn import examples
+from turnkeeper.actors.core import turn_rules
 from turnkeeper.actors.core.commands import (
     Append,
     BeginStep,
@@ -30,6 +31,7 @@ from turnkeeper.actors.events import (
     RESULT_CLASSES,
     ActionEvent,
     AgentMessageEvent,
+    Event,
     MessageQueuedEvent,
     ObservationEvent,
     RetractionEvent,
@@ -56,6 +58,14 @@ def test_the_laws_hold_while_somebody_appends_calls_and_results_by_hand(
     chosen: ConversationSettings, moves: list[Move]
 ) -> None:
     Turns(chosen, by_hand=True).play(moves)
+
+
+def test_each_part_that_the_events_of_a_chat_message_share_is_passed_on() -> None:
+    """A part that `_parts` leaves out is lost once the message has waited."""
+    shared = UserMessageEvent.model_fields.keys() & MessageQueuedEvent.model_fields.keys()
+    of_the_event = {*Event.model_fields, "kind", "message_id"}
+
+    assert turn_rules._Parts.__annotations__.keys() == shared - of_the_event
 
 
 def _after(moves: list[Move], **chosen: Any) -> Turns:  # noqa: ANN401 - the settings' own fields
