@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
@@ -111,6 +112,17 @@ class Erasure:
     """The deleted conversations, by id."""
     left: Mapping[str, TurnkeeperError]
     """The errors of the conversations that could not be deleted, by id; call `erase` again."""
+
+
+class _Life(Enum):
+    """How far `Conversations` have come; none of these is gone back to."""
+
+    NEW = auto()
+    OPENING = auto()
+    """Entered. If opening fails before there are owners, this is also the last."""
+    OPEN = auto()
+    CLOSING = auto()
+    """No owner starts any more; also the last, once they are closed."""
 
 
 class Conversations:
@@ -239,16 +251,17 @@ class Conversations:
         self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
         self._closing = anyio.Lock()
-        self._was_entered = False
+        self._life = _Life.NEW
         self._has_block = False
+        """True if an `async with` block has entered them, and so closes them."""
         self._is_close_asked = False
-        self._is_closing = False
-        self._is_open = False
+        """Set by a close; a task that is still opening them then closes them in place of it."""
         self._region: Region[Command | Query] | None = None
+        """Set while handles can be made; a close clears it first."""
         self._runtime: Runtime | None = runtime
 
     def __repr__(self) -> str:
-        state = "open" if self._region is not None else "closed" if self._was_entered else "new"
+        state = "open" if self.is_entered else "closed" if self._was_entered else "new"
         return f"<Conversations {self._name!r} on {type(self._journal).__name__}, {state}>"
 
     async def __aenter__(self) -> Self:
@@ -271,7 +284,7 @@ class Conversations:
         than the one of `start`, and while an `async with` block is open, which closes them at its
         end; nothing is closed then.
         """
-        if self._has_block and self._is_open:
+        if self._has_block and self.is_open:
             # It may hold scopes of the task that entered it, which no other task can leave.
             raise RuntimeError(
                 "the conversations were entered with `async with`, which closes them; nothing was "
@@ -303,7 +316,7 @@ class Conversations:
             )
         from ..core.snapshots import build_models  # as in `__init__`
 
-        self._was_entered = True
+        self._life = _Life.OPENING
         self._has_block = has_block
         # `aclose` waits until this has ended.
         self._closing.acquire_nowait()
@@ -359,19 +372,18 @@ class Conversations:
             if self._is_close_asked:
                 raise ConversationsClosed
             self._exit_stack = stack.pop_all()
-            self._is_open = True
+            self._life = _Life.OPEN
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
 
     def _begin_closing(self) -> None:
-        self._is_closing = True
-        self._is_open = False
+        self._life = _Life.CLOSING
         self._setup.subscriptions.begin_closing()
 
     def _make_owner(self, conversation_id: str) -> ConversationActor:
         # A handle that the caller kept still reaches the region, if the caller's runtime goes on.
-        if self._is_closing:
+        if self._life is _Life.CLOSING:
             raise ConversationsClosed(conversation_id)
         setup = self._setup
         if self._configure is not None:
@@ -399,6 +411,10 @@ class Conversations:
             "iterating would read all conversations at once; use "
             "`for row in (await conversations.list()).rows`, a page at a time"
         )
+
+    @property
+    def _was_entered(self) -> bool:
+        return self._life is not _Life.NEW
 
     def _open_region(self) -> Region[Command | Query]:
         if self._region is None and self._was_entered:
@@ -551,7 +567,7 @@ class Conversations:
     @property
     def is_open(self) -> bool:
         """True from entering to leaving; recovery on entering is over by then."""
-        return self._is_open
+        return self._life is _Life.OPEN
 
     @property
     def is_draining(self) -> bool:
