@@ -18,6 +18,8 @@ from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, TypeVar
 
+import anyio
+
 from ._backend import persist
 from ._cell import Cell, Spec
 from ._incarnation import Incarnation
@@ -156,8 +158,17 @@ class Supervisor:
         """Stop the children in reverse order of their start, then this supervisor itself.
 
         `patient_until`, by the loop's clock: when handlers that still run are cancelled. Nothing
-        can be spawned here afterwards: that raises `ActorEnded`.
+        can be spawned here afterwards: that raises `ActorEnded`. If this call is cancelled, all
+        stop all the same, and nothing waits for it.
         """
+        try:
+            await self._stop(reason, patient_until)
+        except anyio.get_cancelled_exc_class():
+            # Not all children have been told to stop, and the parent still knows this supervisor.
+            self._system.start_soon(self._stop_persistently, reason, patient_until)
+            raise
+
+    async def _stop(self, reason: str, patient_until: float | None) -> None:
         await self.stop_children(reason, patient_until=patient_until)
         if self._parent is not None:
             self._parent.remove(self)
@@ -290,10 +301,10 @@ class Supervisor:
     def request_stop(self, reason: str) -> None:
         """Stop the children and this supervisor; does not wait for that."""
         self.close()
-        self._system.start_soon(self._stop_persistently, reason)
+        self._system.start_soon(self._stop_persistently, reason, None)
 
-    async def _stop_persistently(self, reason: str) -> None:
-        await persist(partial(self.stop, reason))
+    async def _stop_persistently(self, reason: str, patient_until: float | None) -> None:
+        await persist(partial(self._stop, reason, patient_until))
 
     async def hold(self) -> None:
         """Hold the children, in reverse order of their start."""

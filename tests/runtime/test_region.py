@@ -3,7 +3,7 @@
 import gc
 import random
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -32,7 +32,7 @@ from turnkeeper.runtime import (
 from turnkeeper.runtime._incarnation import Incarnation
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
-from .actors import Add, Counter, Fail, Get, Run, block
+from .actors import Add, Block, Counter, Fail, Get, Run, block
 
 pytestmark = pytest.mark.anyio
 
@@ -599,3 +599,32 @@ async def test_every_message_that_races_with_passivation_is_handled_once(seed: i
             mine = [entry for each, entry in book if each == key and entry[0] == sender]  # type: ignore[index]
             assert mine == sorted(mine), "in the order of their sender"  # type: ignore[type-var]
     assert passivated > 0, "or it shows nothing"
+
+
+@pytest.mark.parametrize("kind", ["group", "region"])
+async def test_a_stop_whose_caller_is_cancelled_goes_on(kind: str) -> None:
+    gate = anyio.Event()
+    async with Runtime() as runtime:
+        refs: list[Any]
+        stop: Callable[[], Awaitable[None]]
+        if kind == "region":
+            region = runtime.region("home", counters)
+            refs, stop = [region["first"], region["last"]], region.stop
+        else:
+            group = runtime.spawn_supervisor("home", Supervision())
+            refs = [group.spawn(Counter, name=name) for name in ("first", "last")]
+            stop = group.stop
+        begun = anyio.Event()
+        await refs[0].ask(Get())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refs[1].ask, Block(gate, begun))
+            await begun.wait()
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await stop()
+            assert scope.cancelled_caught
+            gate.set()
+        await settle()
+
+        assert not runtime.tree().actors
+        runtime.spawn(Counter, name="home")
