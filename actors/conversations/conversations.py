@@ -25,7 +25,7 @@ opens conversations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -282,7 +282,8 @@ class Conversations:
         If another task is still in `start`, that `start` closes what it has opened and raises
         `ConversationsClosed`; `aclose` waits for this. Raises `RuntimeError` in another event loop
         than the one of `start`, and while an `async with` block is open, which closes them at its
-        end; nothing is closed then.
+        end; nothing is closed then. If it is cancelled, it closes them all the same, and waits
+        until the owners have ended.
         """
         if self._has_block and self.is_open:
             # It may hold scopes of the task that entered it, which no other task can leave.
@@ -355,8 +356,9 @@ class Conversations:
             # The stack runs them from the last to the first: refuse new owners, stop the owners,
             # end the readers.
             stack.callback(self._setup.subscriptions.close)
+            why = "its conversations are closing"
             stack.push_async_callback(
-                self._region.stop, "its conversations are closing", refusal=ConversationsClosed
+                _to_its_end, partial(self._region.stop, why, refusal=ConversationsClosed)
             )
             stack.callback(self._begin_closing)
             if self._recover == "on_enter":
@@ -368,7 +370,7 @@ class Conversations:
                     partial(RecoveryActor, recovery, every_s=self._recover_every_s),
                     name=f"{self._name}-recovery",
                 )
-                stack.push_async_callback(self._looking.stop)
+                stack.push_async_callback(_to_its_end, self._looking.stop)
             if self._is_close_asked:
                 raise ConversationsClosed
             self._exit_stack = stack.pop_all()
@@ -707,6 +709,16 @@ class Conversations:
         if listed is not None:
             return await ref.ask(command)  # not forwarded: each process expires those it owns
         return await ask_owner(ref, conversation_id, command, self._setup.node_link)
+
+
+async def _to_its_end(stop: Callable[[], Awaitable[None]]) -> None:
+    """Stop some actors and wait until they have ended, even if the caller is cancelled.
+
+    Until then their names are taken in a runtime that others use, too. The runtime's limits bound
+    the wait.
+    """
+    with anyio.CancelScope(shield=True):
+        await stop()
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:

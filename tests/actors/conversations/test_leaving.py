@@ -277,6 +277,21 @@ async def test_conversations_that_could_not_be_opened_are_closed(fails: bool) ->
         conversations["c"]
 
 
+async def test_a_block_that_was_cancelled_leaves_its_names_free_in_the_runtime() -> None:
+    async with Runtime() as runtime:
+        for _ in range(2):
+            held = HeldAgent()
+            held.hold("A")
+            with anyio.CancelScope() as scope:
+                async with verified(held, journal=MemoryJournal(), runtime=runtime) as opened:
+                    await opened["c"].send("A")
+                    await held.reached["A"].wait()
+                    scope.cancel()
+                    await anyio.sleep_forever()
+            assert scope.cancelled_caught
+            assert not runtime.tree().actors
+
+
 async def test_closing_again_waits_until_the_first_close_is_done() -> None:
     class Slow(MemoryJournal):
         async def __aexit__(self, *exc_info: object) -> None:
