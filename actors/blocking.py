@@ -43,7 +43,10 @@ class Blocking:
     """
 
     def __init__(self, conversations: Conversations, *, backend: _Backend = "asyncio") -> None:
-        """Open nothing yet. The conversations must not be entered elsewhere."""
+        """Open nothing yet. The conversations must not be entered elsewhere.
+
+        `backend`: the event loop, "asyncio" or "trio". Raises `InvalidInput`.
+        """
         if not isinstance(conversations, Conversations):
             raise InvalidInput(f"conversations is {a_type(conversations)}; it takes Conversations")
         if backend not in get_args(_Backend):
@@ -96,7 +99,8 @@ class Blocking:
     ) -> T:
         """Call an async function; past this time, cancel it and raise `TimeoutError`.
 
-        Cancelling loses nothing: a message that was sent is in the log, and its turn goes on.
+        `seconds`: 0 or more, else `InvalidInput`. Cancelling loses nothing: a message that was sent
+        is in the log, and its turn goes on. Raises as a call without a limit does.
         """
         if not isinstance(seconds, int | float):
             raise TypeError(f"within takes seconds first, not {a_type(seconds)}")
@@ -115,7 +119,8 @@ class Blocking:
     ) -> Iterator[T]:
         """Iterate over the items of an async iterator, such as that of `conversation.events`.
 
-        Each item is waited for as long as it takes. Drop the iterator to end it.
+        `function`: a method that returns one, else `TypeError`. Each item is waited for as long as
+        it takes. Drop the iterator to end it. Raises as a call does.
         """
         _check_function(function)
 

@@ -171,8 +171,9 @@ class ActorContext:
     def start_effect(self, run: Callable[[], Awaitable[None]], *, name: str) -> Effect:
         """Run `run()` beside the actor, in a task of its own; return at once.
 
-        An effect that raises fails the actor with that error. All effects are cancelled when the
-        actor stops or restarts. Raises `ActorEnded` once the actor has begun to end.
+        `name` stands for it in reports and in the tree of actors. An effect that raises fails the
+        actor with that error. All effects are cancelled when the actor stops or restarts. Raises
+        `ActorEnded` once the actor has begun to end.
         """
         return self._life.start_effect(run, name)
 
@@ -196,7 +197,11 @@ class ActorContext:
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor as a child; `supervision` says what restarts or stops together."""
+        """Start a supervisor as a child; `supervision` says what restarts or stops together.
+
+        Raises `ActorEnded` once the actor has begun to end, and `ValueError` if a child of this
+        name is there already.
+        """
         return self._children(name).spawn_supervisor(name, supervision)
 
     def watch(self, ref: Ref[Any]) -> None:

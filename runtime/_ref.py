@@ -86,7 +86,9 @@ class Ref(Generic[M_contra]):
         if it is `reject`. A `control` message goes before all others and never waits for room;
         messages that the actor and its effects tell the actor itself never wait for room either.
         If the actor has stopped, the message becomes a dead letter. After 32 tells that did not
-        wait, the next one lets other tasks run first; if it is cancelled there, nothing was sent.
+        wait, the next one lets other tasks run first; if it is cancelled there, nothing was sent. A
+        tell that is cancelled while it waits for room may have been sent just before. Raises
+        `RuntimeError` in another event loop than the runtime's.
         """
         cell = self._cell
         system = cell.system
@@ -314,7 +316,8 @@ class Ref(Generic[M_contra]):
     async def stop(self) -> None:
         """Stop the actor after its current message, hand its mail back, and wait for its end.
 
-        The next message to a key of a region activates it anew.
+        The next message to a key of a region activates it anew. If this call is cancelled, the
+        actor stops all the same.
         """
         if self._region is not None:
             await self._region.stop_actor(self._key)

@@ -89,7 +89,10 @@ class Region(Supervisor, Generic[M]):
         return tuple(self._cells)
 
     async def passivate(self, key: str) -> bool:
-        """Passivate the actor of `key` if it is idle; True if none is active there afterwards."""
+        """Passivate the actor of `key` if it is idle; True if none is active there afterwards.
+
+        If this call is cancelled, the actor is passivated all the same, unless mail comes first.
+        """
         cell = self._cells.get(key)
         if cell is None:
             return True
@@ -101,7 +104,11 @@ class Region(Supervisor, Generic[M]):
         return key not in self._cells
 
     async def stop_actor(self, key: str) -> None:
-        """Stop an active actor and hand back its mail; the next message activates it anew."""
+        """Stop an active actor, hand back its mail, and wait for its end.
+
+        The next message to the key activates it anew. If this call is cancelled, the actor stops
+        all the same.
+        """
         if (cell := self._cells.get(key)) is not None:
             await cell.stop("it was told to")
 

@@ -80,7 +80,8 @@ class LeftUndone:
 class Runtime:
     """The actors of a program: `async with Runtime() as runtime:`, and spawn actors in it.
 
-    `supervision`: what happens to an actor that fails, unless it was spawned with its own.
+    `supervision`: what happens to an actor that fails, unless it was spawned with its own. `ports`:
+    the clocks, ids, threads and random numbers that it uses; by default the real ones.
 
     Limits, in seconds. `drain_s`: how long queued messages are handled on leaving. `stop_s`: how
     long an actor that is told to stop, and those below it, may go on with their messages.

@@ -173,7 +173,8 @@ class Conversation:
         the id is known with other content; with `replaces`, `NotReplaceable`, and `MessageNotFound`
         if there is no message of that id. Raises `InvalidInput`; `ContentTooLong` for the text;
         `MetadataTooLong`, `JsonTooDeep` and `JsonNumberTooLong` for the metadata; `TooManyFiles`
-        and `FileTooLarge`. Raises the journal's own errors.
+        and `FileTooLarge`. Raises `Draining` if `Conversations.drain` was told to refuse messages,
+        or its grace period is over. Raises the journal's own errors.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()

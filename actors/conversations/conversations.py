@@ -193,7 +193,8 @@ class Conversations:
         `park_s`: how many seconds a result that came before its call may be parked. `condense_s`:
         how many seconds the condenser may take for a proposal; then the owner goes on without it.
         `verify`: how often, after a commit, the view is built again from the log and compared,
-        which costs a read of the log.
+        which costs a read of the log. `ports`: the clocks, ids and random numbers that they use; by
+        default those of `runtime`.
         """
         # Imported here, and not above: loading the events and the owner takes most of the time.
         from ..core.working_state import ConversationSettings

@@ -223,6 +223,7 @@ class MemoryJournal:
         Journals over one store share its logs, as processes share a file. `address`: the name under
         which another journal sees this one as the owner of a conversation. `search`: allow searches
         for words of chat messages. `rejection_age_s_max`: how long refused messages are kept.
+        `ports`: the clock by which it dates them. Raises `InvalidInput`.
         """
         check_settings(locals())
         if store is not None and not isinstance(store, MemoryStore):

@@ -133,7 +133,8 @@ class PostgresJournal(DatabaseJournal):
         built bit by bit, while the journal is used. `address`: the name of this process in
         the errors that other processes get while this one owns a conversation.
         `failpoint` is for tests: the writing thread calls it with "begin" before and "committed"
-        after each statement. Raises `InvalidInput` if `schema` is not a plain name.
+        after each statement. `ports`: the clocks, threads and random numbers that it uses. Raises
+        `InvalidInput`.
         """
         check_settings(locals())
         check_text("conninfo", conninfo)

@@ -165,6 +165,7 @@ class SQLiteJournal(DatabaseJournal):
         `failpoint` is called in the writing thread with the name of each boundary of a commit:
         "begin" and "committed", with "written" and "commit" in between if the group holds more
         than appends. Tests stop, delay or fail at these points.
+        `ports`: the clocks and threads that it uses. Raises `InvalidInput`.
         """
         check_settings(locals())
         if synchronous not in get_args(Synchronous):

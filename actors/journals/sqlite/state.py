@@ -105,7 +105,8 @@ class ConversationState:
         """Make an empty state, or open that of a conversation in `persistence_dir`.
 
         `admission="observe"` admits every event and lists violations in `violations`: use it to
-        look at logs that other programs wrote.
+        look at logs that other programs wrote. `ports`: the clocks, ids and threads that it
+        uses.
         """
         self.conversation_id = conversation_id
         self.violations: tuple[Violation, ...] = ()
