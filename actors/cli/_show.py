@@ -118,7 +118,8 @@ def _about(row: ListedConversation | None) -> str:
     """Return the status, the title, the labels and the user of a conversation, in one line."""
     if row is None:
         return ""
-    waits = f", waits for {row.waits_for}" if row.waits_for else ""
+    asks = row.waits_for == "confirmation"
+    waits = f" of {printable(', '.join(row.waiting_calls))}" if asks else ""
     queued = f", {row.queued} queued" if row.queued else ""
     stale = ", stale" if row.is_stale and row.status else ""
     parts = [f"{row.status.replace('_', ' ')}{waits}{queued}{stale}" if row.status else ""]

@@ -152,8 +152,10 @@ def _bars(logged: LoggedEvent, begun: dict[str, tuple[str, str, datetime]]) -> I
             yield from end(f"message {event.message_id}")
         case ConfirmationRequestedEvent():
             begun["confirmation"] = ("wait", "waits for confirmation", at)
+            _hold(event.tool_call_ids, begun)
         case ConfirmationGivenEvent():
             yield from end("confirmation")
+            _release(begun, at)
         case PausedEvent():
             begun["pause"] = ("wait", "paused", at)
         case ResumedEvent():
@@ -162,6 +164,20 @@ def _bars(logged: LoggedEvent, begun: dict[str, tuple[str, str, datetime]]) -> I
             yield from end(f"call {event.tool_call_id}")
         case _:
             pass
+
+
+def _hold(calls: Sequence[str], begun: dict[str, tuple[str, str, datetime]]) -> None:
+    """Set calls aside that do not run before the user has confirmed them."""
+    for call in calls:
+        if (bar := begun.pop(f"call {call}", None)) is not None:
+            begun[f"held {call}"] = bar
+
+
+def _release(begun: dict[str, tuple[str, str, datetime]], at: datetime) -> None:
+    """Let the calls that were set aside begin."""
+    for key in [key for key in begun if key.startswith("held ")]:
+        kind, label, _ = begun.pop(key)
+        begun[key.replace("held", "call", 1)] = (kind, label, at)
 
 
 def _drawn(section: _Section, number: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner, Result
 
+from tests.browser.stories import Story
 from turnkeeper.actors import (
     Conversations,
     Event,
@@ -23,6 +24,7 @@ from turnkeeper.actors import (
     SQLiteJournal,
     TokenUsage,
     ToolAgent,
+    ToolCall,
     TurnContext,
     agent,
 )
@@ -106,6 +108,30 @@ def db(tmp_path: Path) -> Path:
 
 def show(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["show", *map(str, arguments)])
+
+
+def test_a_conversation_that_waits_is_listed_with_the_calls_that_wait(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    async def pay(order: int) -> str:
+        """Pay an order back."""
+        return "paid"
+
+    async def fill() -> None:
+        asked = ModelResponse("", [ToolCall("pay", {"order": 7}), ToolCall("pay", {"order": 8})])
+        asking = ToolAgent(ScriptedModel([asked] * 2), [pay], confirm="always")
+        async with Conversations(asking, journal=SQLiteJournal(path)) as conversations:
+            for name in ("alice", "bob"):
+                await conversations[name].send("Pay them back")
+                async for _, event in conversations[name].events():
+                    if event.kind == "confirmation_requested":
+                        break
+            await conversations["bob"].pause()
+
+    anyio.run(fill)
+
+    lines = show(path).stdout.splitlines()
+    assert lines[2::2] == ["  waiting for confirmation of pay, pay", "  paused"]
 
 
 def test_a_conversation_is_listed_with_its_status_title_labels_and_owner(tmp_path: Path) -> None:
@@ -663,6 +689,27 @@ def test_the_page_has_each_turn_with_its_events_and_a_bar_for_what_took_time(
         page.text.index(label) for label in ("model m-1", "find", "message waits")
     )
     assert "Turn 2" not in page_of(path, "alice", "--at", "8").text
+
+
+def test_the_bar_of_a_call_begins_when_the_user_has_confirmed_it(tmp_path: Path) -> None:
+    """A call that was never confirmed has none: it did not run."""
+    path, story = tmp_path / "chats.db", Story("alice")
+    for call, at in (("confirmed", 0), ("cut off", 10)):
+        story.at(at).says(call, "Pay order 7 back.")
+        story.add(ActionEvent, tool_call_id=call, tool_name="pay", llm_response_id="r")
+        story.asks(call)
+        if call == "confirmed":
+            story.at(at + 6).confirmed()
+            story.at(at + 8).results(call, "paid back")
+        else:
+            story.at(at + 8).gives_up(call)
+        story.ends("completed")
+    anyio.run(lambda: write(path, "alice", records_of(story.events), unfinished=False))
+
+    page = page_of(path, "alice")
+
+    bars = [value for value in page.attributes["style"] if value.startswith("left")]
+    assert bars == ["left:0.00%;width:75.00%", "left:75.00%;width:25.00%"]
 
 
 def test_a_file_that_is_there_is_not_replaced_without_being_told_to(db: Path) -> None:
