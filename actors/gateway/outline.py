@@ -6,7 +6,7 @@ its place and goes on after it.
 
 The log does not say when a model call or a tool call began, so the outline infers it. A model call
 began `latency_s` before its end, or without that, when its turn could first ask the model. A tool
-call began when it was written, or when it was confirmed.
+call began when it was written; one that the user is asked about, when it was confirmed.
 """
 
 from __future__ import annotations
@@ -234,12 +234,16 @@ class Outline:
                     if (waiting := self._open_calls.get(call)) is not None
                 )
                 self._awaiting = event.tool_call_ids
+                # They do not run yet.
+                turn.bars = [bar for bar in turn.bars if bar.call_id not in self._awaiting]
                 turn.bars.append(Bar("confirmation", seq, at_ms, name=name))
             case ConfirmationGivenEvent():
                 self._end_wait(turn, "confirmation", seq, at_ms, _answer_of(event))
                 for call in self._awaiting:
                     if (waited := self._open_calls.get(call)) is not None:
                         waited.from_ms = at_ms
+                        turn.bars.append(waited)
+                self._awaiting = ()
                 turn.ready_ms = at_ms
             case PausedEvent():
                 turn.bars.append(Bar("pause", seq, at_ms))

@@ -19,6 +19,7 @@ from turnkeeper.actors.core import snapshots
 from turnkeeper.actors.core.snapshots import SLICE_EVENTS
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.errors import CorruptLog
+from turnkeeper.actors.events import LoggedEvent
 from turnkeeper.actors.gateway import history
 from turnkeeper.actors.gateway.changes import feed_changes
 from turnkeeper.actors.gateway.outline import Outline
@@ -217,6 +218,32 @@ async def test_bars_say_what_ran_when() -> None:
     steered = other["turns"][0]["messages"][1]
     assert steered["steers"] == other["turns"][0]["turn_id"]
     assert (steered["seq"], steered["joined_seq"]) == (11, 14)
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+async def test_a_call_has_no_bar_while_the_user_is_asked_about_it(is_confirmed: bool) -> None:
+    """It does not run. One that is never confirmed never has a bar."""
+    story = Story("asked")
+    story.says("a", "Pay order 7 back.")
+    (call,) = story.at(1.0).calls(("refund", {"order": 7}), took=1.0)
+    story.asks(call)
+    asked = story.seq
+    if is_confirmed:
+        story.at(60.0).confirmed()
+        story.at(61.0).results(call, "paid back")
+    else:
+        story.at(60.0).gives_up(call)
+        story.ends("interrupted")
+    outline = Outline()
+    for seq, event in enumerate(story.events[:asked], 1):
+        outline.fold(LoggedEvent(seq, event))
+    (turn,) = outline.turns.values()
+
+    assert [bar.kind for bar in turn.bars] == ["model", "confirmation"]
+    for seq, event in enumerate(story.events[asked:], asked + 1):
+        outline.fold(LoggedEvent(seq, event))
+    ran = [(bar.to_ms or 0) - bar.from_ms for bar in turn.bars if bar.kind == "tool"]
+    assert ran == ([1_000] if is_confirmed else [])
 
 
 async def test_a_page_and_a_window_of_large_events_end_at_a_number_of_bytes() -> None:
