@@ -10,8 +10,15 @@ import anyio
 import pytest
 from playwright.async_api import Browser, Route, expect
 
-from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
-from turnkeeper.actors.events import ObservationEvent, decode_event
+from turnkeeper.actors import (
+    MemoryJournal,
+    ModelResponse,
+    ScriptedModel,
+    TokenUsage,
+    ToolAgent,
+    ToolCall,
+)
+from turnkeeper.actors.events import ObservationEvent, StepFinishedEvent, decode_event
 
 from .site import BOUND_MS, Site, site
 from .stories import BEGAN, Story, refund_story, research_story, team_story
@@ -480,6 +487,18 @@ async def test_the_slider_moves_by_keys_and_shows_state_and_difference(browser: 
         await world.shows("1 → 2", ".travel-facts")
         await world.travelled("refund-7", 0, mode="difference")
         await world.shows("before the first event")
+
+
+async def test_the_state_has_what_the_model_calls_have_cost(browser: Browser) -> None:
+    story = Story("dear")
+    story.says("a", "hello")
+    for _ in range(2):
+        story.add(StepFinishedEvent, usage=TokenUsage(input_tokens=1_000, cost=0.0125))
+    async with site(browser, story) as world:
+        await world.travelled("dear", 3)
+        await world.shows("cost0.0125", ".travel-facts")
+        await world.travelled("dear", 4)
+        await world.shows("cost0.0250", ".travel-facts")
 
 
 async def test_the_difference_has_what_a_condensation_took(browser: Browser) -> None:

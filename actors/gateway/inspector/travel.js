@@ -231,7 +231,7 @@ export class Travel extends HTMLElement {
         h("li.ellipsis", h("span.mono.quiet", `${message.message_id} `), message.content.slice(0, 200)))),
       h("section", h("h2", "Tokens"), h("dl.facts",
         fact("in", total("input_tokens")), fact("out", total("output_tokens")), fact("from cache", total("cached_tokens")),
-        fact("cost", (of) => (of.metrics.cost ?? 0).toFixed(4)))),
+        fact("cost", (of) => of.metrics.total_cost.toFixed(4)))),
       state.tasks.length > 0 && h("section", h("h2", "Tasks"), this.#listOf(state.tasks, (task) =>
         h("li", task.done ? "✓ " : "○ ", task.description))));
   }
