@@ -82,7 +82,7 @@ STATES = (
     State("narrow-act", "c/asking/act", "1 call waits", 400, 720),
     State("narrow-runtime", "runtime", "conversations/asking", 400, 720),
     State("wide", "c/research/log", "rolled back turn 2", 2000, 1000, "dark"),
-    State("empty", "c/never/log", "no such conversation"),
+    State("empty", "c/never/log", "no conversation of this id"),
 )
 DRAWN = STATES if "TURNKEEPER_PICTURES" in os.environ else drawn(STATES, 4)
 PICTURES = STATES[:10]

@@ -431,7 +431,7 @@ async def test_a_page_goes_on_when_the_server_comes_back(browser: Browser) -> No
 async def test_what_is_not_there_says_so(browser: Browser) -> None:
     async with site(browser) as world:
         await world.at("never")
-        await world.shows("There is no such conversation")
+        await world.shows("there is no conversation of this id")
 
 
 async def test_a_kind_or_an_address_of_any_spelling_stops_no_page(browser: Browser) -> None:
@@ -448,7 +448,7 @@ async def test_a_kind_or_an_address_of_any_spelling_stops_no_page(browser: Brows
         await world.shows("valueOf", ".log-pane")
 
         await world.go("c/~!/log")
-        await world.shows("There is no such conversation")
+        await world.shows("there is no conversation of this id")
         await world.page.goto(f"{world.address}/inspector/#token=%")
         await world.shows("1 conversation", "tk-list")
 

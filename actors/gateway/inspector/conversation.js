@@ -56,7 +56,7 @@ export class Conversation extends HTMLElement {
         setTimeout(() => this.isConnected && this.#open(), 1_000);
         return;
       }
-      show(this.#tab, empty(problem.status === 404 ? "There is no such conversation" : "The conversation cannot be opened", h("p", problem.message)));
+      show(this.#tab, empty("The conversation cannot be opened", h("p", problem.message)));
       return;
     }
     this.#isOpen = true;
