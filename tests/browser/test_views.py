@@ -718,6 +718,20 @@ async def test_a_long_call_stays_inside_its_card_on_a_phone(browser: Browser) ->
         assert beyond == []
 
 
+async def test_calls_that_could_not_be_read_are_read_at_the_next_event(browser: Browser) -> None:
+    asked = ModelResponse("", calls=[ToolCall("refund", {"order": 1})])
+    agent = ToolAgent(ScriptedModel([asked, "Done."]), [refund], confirm=["refund"])
+    async with site(browser, agent=agent) as world:
+        await world.page.route("**/view?brief=*", lambda route: route.abort(), times=1)
+        chat = world.conversations["alice"]
+        await chat.send("pay it back")
+        await world.at("alice", "act")
+        await world.shows("The calls cannot be read", "tk-act")
+
+        await chat.change(title="Refunds")
+        await world.shows('refund({"order":1})', "tk-act li.card")
+
+
 async def test_calls_that_arrive_late_do_not_hide_those_that_wait_now(browser: Browser) -> None:
     """The first view is held back until the page shows the call that came after it."""
     held: list[Route] = []

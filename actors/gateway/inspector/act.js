@@ -191,11 +191,14 @@ export class Act extends HTMLElement {
     this.#waiting.dataset.calls = wanted;
     if (!awaiting.length) return show(this.#waiting);
     const [line, run] = this.#teller();
-    const view = await this.#log.ask("/view", { query: { brief: 2_000 } });
-    // A person who allows a call has to see all of it: one that was cut is read again.
-    const whole = async (offset) => (await this.#log.ask("/view", { query: { at: view.seq, offset, limit: 1 } })).events[0];
-    const shown = view.events.map((event, n) => event.kind === "action" && awaiting.includes(event.tool_call_id) && (event.cut ? whole(n) : event));
-    const calls = await Promise.all(shown.filter(Boolean));
+    let calls;
+    try {
+      calls = await this.#readCalls(awaiting);
+    } catch (problem) {
+      if (this.#waiting.dataset.calls !== wanted) return;
+      delete this.#waiting.dataset.calls; // so that they are read again
+      return show(this.#waiting, h("p.outcome.bad", "The calls cannot be read: ", problem.message));
+    }
     if (this.#waiting.dataset.calls !== wanted) return; // others wait by now, and are shown
     const answers = new Map();
     const rows = calls.map((call) => {
@@ -217,6 +220,14 @@ export class Act extends HTMLElement {
     }) }, "Send the answers");
     show(this.#waiting, h("h2", `${plural(awaiting.length, "call")} ${awaiting.length === 1 ? "waits" : "wait"} for an answer`),
       h("ul", rows), h("div.buttons", submit), line);
+  }
+
+  /** A person who allows a call has to see all of it: one that was cut is read again. */
+  async #readCalls(awaiting) {
+    const view = await this.#log.ask("/view", { query: { brief: 2_000 } });
+    const whole = async (offset) => (await this.#log.ask("/view", { query: { at: view.seq, offset, limit: 1 } })).events[0];
+    const shown = view.events.map((event, n) => event.kind === "action" && awaiting.includes(event.tool_call_id) && (event.cut ? whole(n) : event));
+    return Promise.all(shown.filter(Boolean));
   }
 
   // --- forks, files, refusals ---
