@@ -150,6 +150,11 @@ async def test_messages_are_found_by_their_words(browser: Browser) -> None:
             hits = list((await world.conversations.search("penguins")).hits)
         await world.page.get_by_role("searchbox").fill("penguins")
         await world.shows("penguins", "tk-list .row >> nth=0")
+        await expect(world.page.locator(".list-facts")).to_have_text("2 messages")
+        await world.page.get_by_role("searchbox").fill("one")
+        await expect(world.page.locator(".list-facts")).to_have_text("1 conversation")
+        await world.page.get_by_role("searchbox").fill("penguins")
+        await expect(world.page.locator(".list-facts")).to_have_text("2 messages")
         await world.page.locator("tk-list .row").first.click()
         await expect(world.page).to_have_url(re.compile(r"#/c/one/log\?seq=[23]$"))
 

@@ -131,7 +131,7 @@ export class ConversationList extends HTMLElement {
       const { hits } = await ask("search", { query: { words: this.#input.value.trim(), limit: 100 }, signal });
       return hits.map((hit) => ({
         id: hit.conversation_id, seq: hit.seq, head: hit.seq, title: "", labels: {}, waiting_calls: [], status: "",
-        last_by: hit.by, last_message: hit.snippet, active_at: hit.said_at,
+        last_by: hit.by, last_message: hit.snippet, active_at: hit.said_at, isHit: true,
       }));
     } catch (problem) {
       if (problem.name === "AbortError") throw problem;
@@ -199,10 +199,14 @@ export class ConversationList extends HTMLElement {
 
   #show() {
     const count = this.#found.length;
+    const messages = this.#found.filter((row) => row.isHit).length;
+    const others = count - messages;
     const waiting = this.#found.filter((row) => row.waits_for).length;
-    show(this.#count, this.#problem ? String(this.#problem.message)
-      : (this.#isWhole ? plural(count, "conversation") : `${number(count)}+ conversations`)
-        + (waiting ? ` · ${number(waiting)} wait${waiting === 1 ? "s" : ""} for a person` : ""));
+    show(this.#count, this.#problem ? String(this.#problem.message) : [
+      this.#isWhole ? (others || !messages) && plural(others, "conversation") : `${number(others)}+ conversations`,
+      messages && plural(messages, "message"),
+      waiting && `${number(waiting)} wait${waiting === 1 ? "s" : ""} for a person`,
+    ].filter(Boolean).join(" · "));
     this.querySelector(".empty")?.remove();
     this.#rows.hidden = count === 0;
     if (!count) this.append(this.#empty());
