@@ -246,3 +246,27 @@ async def test_a_token_is_typed_in_kept_in_memory_and_sent_in_a_header(browser: 
         async with httpx.AsyncClient() as client:
             reply = await client.get(f"{world.address}/v1/conversations")
         assert reply.status_code == 401
+
+
+async def test_a_token_that_is_not_accepted_can_be_given_again(browser: Browser) -> None:
+    from turnkeeper.actors.gateway import BearerTokens, Principal
+    from turnkeeper.actors.gateway.access import token_hash
+
+    token = "t" * 40
+    tokens = BearerTokens({token_hash(token): Principal("root", frozenset(("admin",)))})
+    async with site(browser, refund_story(), authenticate=tokens) as world:
+        await world.go()
+        dialog = world.page.locator("dialog")
+        await expect(dialog).to_contain_text("This server asks for a token")
+        await world.page.get_by_role("textbox", name="Token").fill("x" * 40)
+        await world.button("Open")
+        await expect(dialog).to_contain_text("This token is not accepted")
+
+        await world.press("Escape")
+        await expect(dialog).to_have_count(0)
+        await world.button("Enter a token")
+        await expect(world.page.get_by_role("textbox", name="Token")).to_be_visible()
+        await world.page.goto(f"{world.address}/inspector/#token={token}")  # no reload
+        await world.shows("Refund of order 7", "tk-list")
+        await expect(dialog).to_have_count(0)
+        await expect(world.page.locator(".notice")).to_have_count(0)

@@ -8,7 +8,7 @@ const RETRY_MS_MAX = 4_000;
 let token = null;
 let routes = null;
 
-/** Emits "unauthorized", and "reachable" with `detail` true or false. */
+/** Emits "unauthorized", its `detail` true if a token was sent, and "reachable", true or false. */
 export const server = new EventTarget();
 server.isReachable = true;
 
@@ -26,13 +26,14 @@ export function setToken(value) {
   token = value || null;
 }
 
-/** Take the token out of the address, where a link may have put it. */
+/** Take the token out of the address, if a link has put one there; true if so. */
 export function takeTokenFromAddress() {
   const found = /^#token=([^&/]+)(.*)$/.exec(location.hash);
-  if (!found) return;
+  if (!found) return false;
   setToken(unescaped(found[1]));
   const rest = found[2].replace(/^&/, "");
   history.replaceState(null, "", `#${rest.startsWith("/") ? rest : "/"}`);
+  return true;
 }
 
 /** Return a part of an address without its escapes; unchanged if they cannot be decoded. */
@@ -102,7 +103,7 @@ async function fetched(path, { method = "GET", query = {}, body, headers = {}, s
   note(true);
   if (reply.ok) return reply;
   const facts = await reply.json().catch(() => ({}));
-  if (reply.status === 401) server.dispatchEvent(new Event("unauthorized"));
+  if (reply.status === 401) server.dispatchEvent(new CustomEvent("unauthorized", { detail: token !== null }));
   throw new Problem(reply.status, facts);
 }
 

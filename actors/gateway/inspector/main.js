@@ -45,11 +45,11 @@ class Inspector extends HTMLElement {
     );
     this.#main.append(this.#list);
     takeTokenFromAddress();
-    server.addEventListener("unauthorized", () => this.#askToken());
+    server.addEventListener("unauthorized", ({ detail }) => this.#askToken(detail));
     server.addEventListener("reachable", () => this.#showNotices());
     addEventListener("hashchange", () => {
-      takeTokenFromAddress();
-      this.#route();
+      if (takeTokenFromAddress()) this.#begin();
+      else this.#route();
     });
     addEventListener("keydown", (event) => this.#key(event));
     this.#list.addEventListener("open", (event) => {
@@ -66,6 +66,7 @@ class Inspector extends HTMLElement {
       this.#self = null;
       if (problem.status === 401) return;
     }
+    this.querySelector("dialog:has(#token)")?.close();
     show(this.#chips,
       this.#self?.is_read_only && h("span.chip.bare", "read-only"),
       this.#self?.principal && h("span.chip.bare", this.#self.principal),
@@ -116,9 +117,10 @@ class Inspector extends HTMLElement {
       "The server does not answer. This page keeps what it shows, and goes on when the server is back."));
   }
 
-  #askToken() {
+  #askToken(hadToken) {
+    show(this.#chips, h("button", { onclick: () => this.#askToken() }, "Enter a token"));
     const input = h("input", { id: "token", type: "password", autocomplete: "off", required: true });
-    this.#showDialog("This server asks for a token", () => {
+    this.#showDialog(hadToken ? "This token is not accepted" : "This server asks for a token", () => {
       setToken(input.value.trim());
       this.#begin();
     },
