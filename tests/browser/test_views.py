@@ -18,7 +18,12 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
 )
-from turnkeeper.actors.events import ObservationEvent, StepFinishedEvent, decode_event
+from turnkeeper.actors.events import (
+    ConversationChangedEvent,
+    ObservationEvent,
+    StepFinishedEvent,
+    decode_event,
+)
 
 from .site import BOUND_MS, Site, site
 from .stories import BEGAN, Story, refund_story, research_story, team_story
@@ -183,6 +188,19 @@ async def test_the_log_stands_beside_the_transcript_and_tells_what_overlapped(
         await world.shows("rolled back turn 2", ".transcript-pane")
         await world.shows("joined after 5.30 s", ".transcript-pane")
         await expect(world.page.locator(".log-row.has-left")).to_have_count(3)
+
+
+async def test_the_log_says_whose_a_conversation_is_and_how_long_a_turn_took(
+    browser: Browser,
+) -> None:
+    story = Story("alice:first")
+    story.add(ConversationChangedEvent, owner="alice", labels={"area": "billing"})
+    story.says("a", "hello")
+    story.at(119.6).answers("Hello.", took=1.0)
+    async with site(browser, story) as world:
+        await world.at("alice:first")
+        await world.shows("of alice, area", ".log-pane")
+        await world.shows("1 min 59 s", ".transcript-pane")  # not "1 min 60 s"
 
 
 async def test_a_fork_names_its_parent_and_a_condensation_what_it_forgot(browser: Browser) -> None:

@@ -163,7 +163,7 @@ export class Act extends HTMLElement {
     const turn = running && this.#log.turn(running.turn_id);
     const [line, run] = this.#teller();
     const isPaused = this.#state?.waits_for === "resume";
-    const did = (words) => (answer) => (answer.changed ? words : "Nothing changed: it was like this already.");
+    const did = (words) => (answer) => (answer.changed ? words : "Nothing changed: it was so already.");
     // The card is rebuilt for each event, but the outcome must stay.
     const kept = this.#running.querySelector(".outcome");
     show(this.#running,

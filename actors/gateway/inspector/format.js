@@ -9,7 +9,6 @@ const WHOLE = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle:
 
 export const number = (value) => NUMBER.format(value);
 export const clock = (at) => CLOCK.format(new Date(at));
-export const day = (at) => DAY.format(new Date(at));
 export const wholeTime = (at) => WHOLE.format(new Date(at));
 
 export function plural(count, noun) {
@@ -21,7 +20,7 @@ export function duration(ms) {
   if (ms < 1_000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
   if (ms < 60_000) return `${(ms / 1_000).toFixed(ms < 10_000 ? 2 : 1)} s`;
   const minutes = Math.floor(ms / 60_000);
-  if (minutes < 60) return `${minutes} min ${Math.round((ms % 60_000) / 1_000)} s`;
+  if (minutes < 60) return `${minutes} min ${Math.floor((ms % 60_000) / 1_000)} s`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${hours} h ${minutes % 60} min`;
   return `${Math.floor(hours / 24)} days`;
@@ -34,7 +33,7 @@ export function ago(at, now = Date.now()) {
   if (seconds < 3_600) return `${Math.floor(seconds / 60)} min ago`;
   if (seconds < 86_400) return `${Math.floor(seconds / 3_600)} h ago`;
   if (seconds < 7 * 86_400) return `${Math.floor(seconds / 86_400)} d ago`;
-  return day(at);
+  return DAY.format(new Date(at));
 }
 
 /** Return a text as one line; a longer one ends with an ellipsis. */
@@ -63,7 +62,7 @@ export function plainText(content) {
 const call = (event) => `${event.tool_name}(${oneLine(asJson(event.arguments ?? {}), 160)})`;
 
 const WORDS = {
-  __proto__: null, // a kind that is not known here may have any name, "constructor" too
+  __proto__: null, // an unknown kind may have any name, "constructor" too
   system_prompt: (event) => oneLine(event.content),
   user_message: (event) => oneLine(event.content),
   agent_message: (event) => oneLine(event.content) + (event.interrupted ? " (cut off)" : ""),
@@ -86,7 +85,8 @@ const WORDS = {
   confirmation_given: (event) =>
     event.confirmed ? (event.rejected.length ? `all but ${event.rejected.length} may run` : "may run") : "rejected",
   forked_from: (event) => `${event.conversation_id ?? "another's conversation"} at ${event.seq}`,
-  conversation_changed: (event) => event.title ?? Object.keys(event.labels ?? {}).join(", "),
+  conversation_changed: ({ title, owner, labels }) =>
+    [title, owner && `of ${owner}`, ...Object.keys(labels ?? {})].filter(Boolean).join(", "),
   conversation_error: (event) => `${event.error} ${oneLine(event.detail)}`,
   status_changed: (event) => event.status,
   task_list_updated: (event) => `${event.tasks.filter((task) => task.done).length} of ${event.tasks.length} done`,

@@ -218,7 +218,7 @@ export class ConversationList extends HTMLElement {
   #empty() {
     if (this.#problem) return empty("The list cannot be read", h("p", this.#problem.message));
     if (this.#input.value || this.#status.value) {
-      return empty("Nothing fits", h("p", "No conversation has these words or this status."));
+      return empty("Nothing fits", h("p", "No conversation fits the search and the status."));
     }
     if (this.#isReadOnly) {
       return empty("No conversation yet", h("p", "One appears here once another process has written it."));
