@@ -151,7 +151,7 @@ async def test_a_message_whose_reply_was_lost_is_sent_again_once(browser: Browse
                 lost.append((await route.fetch()).status)
                 await route.abort()
 
-        await world.page.route("**/messages", lose)
+        await world.page.route("**/messages?*", lose)
         form = world.page.get_by_role("region", name="Send a message")
         await form.get_by_label("Message").fill("only once")
         await form.get_by_role("button", name="Send").click()

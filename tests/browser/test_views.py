@@ -487,6 +487,20 @@ async def test_a_deleted_conversation_says_so_and_stays_on_the_page(browser: Bro
         await world.shows("look_up", ".log-pane")
 
 
+async def test_a_message_to_a_deleted_conversation_does_not_begin_it_anew(
+    browser: Browser,
+) -> None:
+    async with site(browser, refund_story()) as world:
+        await world.at("refund-7", "act")
+        await world.page.get_by_role("textbox", name="Message").fill("are you there")
+        await world.conversations.delete("refund-7")
+        await world.shows("This conversation was deleted")
+        await world.button("Send")
+
+        await world.shows("conversation not found", "tk-act")
+        assert not (await world.conversations.list()).rows
+
+
 # --- time travel ---------------------------------------------------------------------------------
 
 

@@ -125,7 +125,7 @@ export class Act extends HTMLElement {
           const body = { content: text.value };
           if (policy.value) body.on_overlap = policy.value;
           if (this.#editing) body.replaces = this.#editing;
-          const sent = await this.#post("/messages", body, { "Idempotency-Key": form.dataset.key });
+          const sent = await this.#post("/messages?create=false", body, { "Idempotency-Key": form.dataset.key });
           const did = DID[sent.overlapped] ?? "";
           return `Durable at seq ${number(sent.seq)}${did}${sent.waits_for ? `; waits for ${sent.waits_for}` : ""}.`;
         });
@@ -196,7 +196,7 @@ export class Act extends HTMLElement {
       calls = await this.#readCalls(awaiting);
     } catch (problem) {
       if (this.#waiting.dataset.calls !== wanted) return;
-      delete this.#waiting.dataset.calls; // so that they are read again
+      delete this.#waiting.dataset.calls; // to read them again
       return show(this.#waiting, h("p.outcome.bad", "The calls cannot be read: ", problem.message));
     }
     if (this.#waiting.dataset.calls !== wanted) return; // others wait by now, and are shown
