@@ -407,12 +407,17 @@ class Oracles:
             self._check_prompt(shadow, record.epoch)
         self._mark(event, kind)
         self.moment(name, f"{kind} {record.epoch != before}")
-        queued = shadow.state.turns.queued
-        if len(queued) > self._queued_max:
-            # What a rollback puts back into the queue had its place there before.
-            waiting = [each for each in queued.values() if not each.queued_again]
-            if len(waiting) > self._queued_max:
-                self.broken("B1", f"{len(waiting)} chat messages wait in {name}")
+        waiting = len(shadow.state.turns.queued)
+        if waiting > self._queued_max and kind == "message_queued":
+            assert isinstance(event, MessageQueuedEvent), kind
+            # What a rollback puts back into the queue had its place there before; what replaces a
+            # waiting chat message takes the place of that one.
+            last = shadow.events[-2]
+            is_exchanged = last.kind == "message_withdrawn" and (
+                vars(last).get("message_id") == event.replaces
+            )
+            if not event.queued_again and not is_exchanged:
+                self.broken("B1", f"{waiting} chat messages wait in {name}")
 
     def _show(self, shadow: _Shadow, event: Event, kind: str) -> None:
         """Take the view after the newest event, and check it if it has changed."""

@@ -11,7 +11,7 @@ import pytest
 
 from turnkeeper.actors.core.commands import Append
 from turnkeeper.actors.core.records import encode_record
-from turnkeeper.actors.events import ActionEvent
+from turnkeeper.actors.events import ActionEvent, Event, MessageQueuedEvent, MessageWithdrawnEvent
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.simulation import Disk, Oracles, silent_logs
 from turnkeeper.actors.simulation._disk import LEASE_S
@@ -217,3 +217,50 @@ def test_a_rule_of_turns_and_calls_is_checked_as_each_event_lands() -> None:
     assert run.broken is not None
     assert run.broken.invariant == "T1"
     assert "a call id twice" in run.broken.detail
+
+
+def test_only_what_makes_a_full_queue_longer_is_too_much() -> None:
+    """A rollback may fill a queue beyond its limit; then a waiting message may be replaced."""
+
+    def queued(n: int, **facts: Any) -> MessageQueuedEvent:  # noqa: ANN401 - any of its fields
+        return MessageQueuedEvent(
+            id=f"e{n}",
+            timestamp=_AT,
+            turn_id=f"t{n}",
+            message_id=f"m{n}",
+            content=f"say {n}",
+            **facts,
+        )
+
+    withdrawn = MessageWithdrawnEvent(id="e4", timestamp=_AT, turn_id="t2", message_id="m2")
+    found: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        disk = Disk(simulation)
+        oracles = Oracles(simulation, disk, queued_max=1)
+
+        def note(invariant: str, detail: str) -> None:
+            found.append(invariant)
+
+        # The log is too odd for other invariants, and only the first report counts.
+        oracles.broken = note  # type: ignore[method-assign]
+        async with MemoryJournal(disk.store) as journal:
+            epoch = (await journal.claim("c1")).epoch
+
+            async def log(seq: int, *events: Event) -> bool:
+                """Append the events from this seq on; return True if they are too much."""
+                found.clear()
+                await journal.append(
+                    "c1",
+                    [encode_record(event) for event in events],
+                    epoch=epoch,
+                    expected_seq=seq,
+                    is_unfinished=True,
+                )
+                return "B1" in found
+
+            assert not await log(1, queued(1), queued(2, queued_again=True))
+            assert not await log(3, withdrawn, queued(3, replaces="m2", place=2))
+            assert await log(5, queued(5))
+
+    simulate(world).check()
