@@ -56,6 +56,8 @@ _FACE = "\ud83d\ude00"
 """A character in the two halves in which some models send it."""
 _CALLS_MAX = 3
 _PATIENCE_S = 0.5
+_DEAF_S = 0.8
+"""Longer than a condenser may take where some hang, and shorter than a runtime's `kill_s`."""
 
 
 def pieces_of(oracles: Oracles, turn_id: str, begins: str, count: int) -> Iterator[str]:
@@ -356,6 +358,8 @@ class CarelessCondenser:
     """Proposes any range of the view: the owner has to notice which proposals would tear it."""
 
     simulation: Simulation
+    hangs: bool = False
+    """Some of its calls never return, and some take no notice of being cancelled."""
 
     def need(self, view: View) -> Need | None:
         if view.unhandled_condensation_request:
@@ -364,7 +368,15 @@ class CarelessCondenser:
 
     async def propose(self, view: View, need: Need) -> Proposal | None:
         del need
-        await self.simulation.delay("condenser", 0.7, 3.0)
+        hangs = ("no", "no", "for good", "deaf") if self.hangs else ("no",)
+        match self.simulation.pick("condenser hangs", hangs):
+            case "for good":
+                await anyio.sleep_forever()
+            case "deaf":
+                with anyio.CancelScope(shield=True):
+                    await self.simulation.sleep(_DEAF_S)
+            case _:
+                await self.simulation.delay("condenser", 0.7, 3.0)
         start = self.simulation.draw("forget from", len(view))
         count = 1 + self.simulation.draw("forget so many", min(4, len(view) - start))
         ids = tuple(event.id for event in view[start : start + count])

@@ -20,6 +20,7 @@ from ..core.state import Folded
 from ..core.turn_table import RunningTurn
 from ..core.view import View
 from ..core.working_state import WhileDraining
+from ..errors import CondenserTooSlow
 from ..events import (
     RESULT_CLASSES,
     RESULT_KINDS,
@@ -30,6 +31,7 @@ from ..events import (
     CondensationEvent,
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
+    ConversationErrorEvent,
     Event,
     LoggedEvent,
     MessageQueuedEvent,
@@ -578,6 +580,11 @@ class Oracles:
                 assert isinstance(event, MessageQueuedEvent), kind
                 if event.steers is not None:
                     self.simulation.mark("steered")
+            case "conversation_error":
+                assert isinstance(event, ConversationErrorEvent), kind
+                self.simulation.mark(kind)
+                if event.error == CondenserTooSlow.__name__:
+                    self.simulation.mark("condenser too slow")
             case _ if kind in _MARKED_KINDS:
                 self.simulation.mark(kind)
             case _:
@@ -1101,7 +1108,6 @@ _MARKED_KINDS = frozenset(
         "condensation",
         "confirmation_given",
         "confirmation_requested",
-        "conversation_error",
         "forked_from",
         "message_withdrawn",
         "paused",

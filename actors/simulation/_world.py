@@ -109,6 +109,9 @@ time for an event, and one poll each by the subscriber and the world."""
 _OPERATOR_PAUSE_S = 1.0
 _APPENDED_AT = datetime(2025, 1, 1, tzinfo=UTC)
 _CAUGHT_UP_LOOK_S = 1.0
+_CONDENSE_S = 600.0
+_SHORT_CONDENSE_S = 0.5
+_SLOW_CONDENSERS = ("summary", "careless")
 _READERS_END_S = 2.0
 """How long a reader takes to end, or to read a page, if nothing fails."""
 
@@ -125,6 +128,7 @@ MARKS = frozenset(
         "failed too often",
         "condensation",
         "condensation and a crash",
+        "condenser too slow",
         "snapshot ignored",
         "snapshot used",
         "subscriber moved to the journal",
@@ -826,12 +830,16 @@ class _Run:
                 confirms=options.confirms,
                 pieces_max=options.pieces_max,
             )
+        condense_s = _CONDENSE_S
+        if options.condenser in _SLOW_CONDENSERS:
+            condense_s = simulation.pick("condense within", (_CONDENSE_S, _SHORT_CONDENSE_S))
         conversations = Conversations(
             agent,
             journal=journal,
             ports=node.ports,
             limits=self.limits,
-            condenser=self._condenser(),
+            condenser=self._condenser(condense_s),
+            condense_s=condense_s,
             idle_s=options.idle_s,
             queued_messages_max=self.queued_max,
             verify="always" if options.verifies else "off",
@@ -873,7 +881,7 @@ class _Run:
             if owner_of(self.disk.store, name) is owner and self.oracles.is_unfinished(name):
                 self.oracles.broken("P2", f"{name}, last owned on {owner and owner.node}")
 
-    def _condenser(self) -> Condenser | None:
+    def _condenser(self, condense_s: float) -> Condenser | None:
         match self.options.condenser:
             case "rolling":
                 return RollingCondenser(max_size=8, keep_first=1)
@@ -881,7 +889,7 @@ class _Run:
                 rolling = RollingCondenser(max_size=8, keep_first=1)
                 return SummarizingCondenser(SummaryModel(self.simulation), rolling)
             case "careless":
-                return CarelessCondenser(self.simulation)
+                return CarelessCondenser(self.simulation, hangs=condense_s < _CONDENSE_S)
             case _:
                 return None
 

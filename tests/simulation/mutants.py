@@ -31,6 +31,7 @@ from turnkeeper.actors.journals.sqlite import state as state_shell
 from turnkeeper.actors.models import base as models_base
 from turnkeeper.actors.owner import draining, loading, look_ups
 from turnkeeper.actors.owner.actor import ConversationActor
+from turnkeeper.actors.owner.condensing import Condensing
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.actors.owner.live_answer import PieceCursor
 from turnkeeper.actors.owner.log_cursor import LogCursor
@@ -72,6 +73,11 @@ _REPLACED = Options(
     has_prompts=True,
 )
 """Runs in which nodes are drained and replaced by others with another system prompt."""
+
+_CONDENSED = Options(
+    clients=2, messages=4, agent="tool", condenser="careless", misbehaves=True, overlaps=("queue",)
+)
+"""Runs in which condensers are late, and models refuse their histories for length."""
 
 MUTANTS = [
     Mutant(
@@ -562,6 +568,14 @@ PROMISES = [
         "check_proposal(command.proposal, command.shown, command.shown)",
         test="tests/actors/core/test_turn_rules.py::"
         "test_a_proposal_is_judged_by_the_view_that_there_is_when_it_comes",
+    ),
+    Mutant(
+        "a turn waits for a condenser that proposes too late",
+        Condensing,
+        "_give_up",
+        "if (effect := self.running()) is not None:",
+        "if (effect := self.running()) is None:",
+        options=_CONDENSED,
     ),
     Mutant(
         "a summary goes to the end of the view",
