@@ -34,6 +34,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskStatus
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -93,16 +94,17 @@ async def mcp_tools(
     """Connect to a server and yield its tools, until the end of the block.
 
     `prefix` goes before the tools' names, to tell the tools of several servers apart. `timeout_s`
-    bounds each call, and each request of a client that is made here. `is_trusted` means that the
-    server's hints count: a call may run twice if its tool is idempotent or only reads, and the risk
-    of a tool is low if it only reads, high if it may destroy, else medium. Raises `McpUnavailable`.
+    bounds each call, each request of a client that is made here, and the opening of a `Client` that
+    is given. `is_trusted` means that the server's hints count: a call may run twice if its tool is
+    idempotent or only reads, and the risk of a tool is low if it only reads, high if it may
+    destroy, else medium. Raises `McpUnavailable`, also past `timeout_s`.
     """
     _check_server(server, timeout_s)
     failure: Exception | None = None
     is_connected = False
     try:
         async with _connected(server, timeout_s) as connected:
-            listed = await _listed(connected.client)
+            listed = await _listed(connected.client, timeout_s)
             is_connected = True
             tools: dict[str, Tool] = {}
             for one in listed:
@@ -162,14 +164,23 @@ async def _connected(server: McpServer, timeout_s: float) -> AsyncIterator[_Conn
 
     async def host(*, task_status: TaskStatus[_Connected]) -> None:
         connected: _Connected | None = None
+        # Around the whole block, because what the client opens must end inside the scope.
+        opening = anyio.CancelScope()
+        if isinstance(server, Client):  # its requests may have no bound of their own
+            opening.deadline = anyio.current_time() + timeout_s
         try:
-            async with _client(server, timeout_s) as client:
-                connected = _Connected(client)
-                task_status.started(connected)
-                try:
-                    await leaving.wait()
-                finally:
-                    connected.has_ended = True
+            with opening:
+                async with _client(server, timeout_s) as client:
+                    opening.deadline = inf
+                    await anyio.lowlevel.checkpoint()  # raises if the time was up before
+                    connected = _Connected(client)
+                    task_status.started(connected)
+                    try:
+                        await leaving.wait()
+                    finally:
+                        connected.has_ended = True
+            if connected is None:
+                raise McpUnavailable(f"it was not open within {timeout_s:g} s")
         except Exception as error:
             if connected is None:
                 raise
@@ -236,11 +247,16 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-async def _listed(client: Client) -> Sequence[mcp_types.Tool]:
+async def _listed(client: Client, timeout_s: float) -> Sequence[mcp_types.Tool]:
     tools: list[mcp_types.Tool] = []
     cursor: str | None = None
     for _ in range(_PAGES_MAX):
-        page = await client.list_tools(cursor=cursor)
+        try:
+            with anyio.fail_after(timeout_s):
+                page = await client.list_tools(cursor=cursor)
+        except TimeoutError:
+            said = f"it has not listed its tools within {timeout_s:g} s"
+            raise McpUnavailable(said) from None
         tools += page.tools
         cursor = page.next_cursor
         if cursor is None:

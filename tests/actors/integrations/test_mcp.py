@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -262,6 +263,26 @@ async def test_a_server_that_cannot_be_had_is_unavailable(server: McpServer, nam
     said = re.escape(f"no tools from the MCP server {name}: ")
     with pytest.raises(McpUnavailable, match=said):
         async with mcp_tools(server, timeout_s=WAIT_MAX_S):
+            raise AssertionError
+
+
+async def test_a_client_whose_server_never_answers_is_unavailable_as_it_is_opened() -> None:
+    said = "no tools from the MCP server: it was not open within 0.01 s; nothing happened"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system takes the connections
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
+        with pytest.raises(McpUnavailable, match=said):
+            async with mcp_tools(Client(url), timeout_s=0.01):
+                raise AssertionError
+
+
+async def test_a_client_whose_server_never_lists_its_tools_is_unavailable() -> None:
+    async def page(*_: object) -> types.ListToolsResult:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    # As it is opened, or more often as it lists its tools.
+    with pytest.raises(McpUnavailable, match=r"MCP server: it .* within 1 s"):
+        async with mcp_tools(Client(Server("lists", on_list_tools=page)), timeout_s=1.0):
             raise AssertionError
 
 
