@@ -1,8 +1,8 @@
 """Writes to PostgreSQL: one statement for the waiting appends of all conversations.
 
 The writer owns the writing connection and runs in one thread. A group of appends is one autocommit
-statement that moves the tails and inserts the events. The statement itself checks the epoch and
-head of each conversation, so a suspended process holds no transaction. The statement skips a
+statement that moves the tails and inserts the events. The statement itself checks the owner, epoch
+and head of each conversation, so a suspended process holds no transaction. The statement skips a
 conversation if its tail is not as expected; the writer then tries that conversation's appends one
 by one. If a log already has one of the ids, it tries the whole group one by one. The claims of a
 group are one statement too.
@@ -131,7 +131,8 @@ def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
                 head = m.head, tip = m.tip, is_unfinished = (m.is_unfinished = 1),
                 updated_us = greatest(c.updated_us, %(now_us)s)
             FROM moving m
-            WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before AND {_PLAUSIBLE}
+            WHERE c.id = m.id AND c.owner = %(node)s AND c.epoch = m.epoch
+                AND c.head = m.head_before AND {_PLAUSIBLE}
             RETURNING c.id, c.log{RECENT_RETURNED if is_recent else ""}
         ), written AS (
             INSERT INTO event (log, seq, epoch, event_id, kind, message_id, mark, payload)
@@ -425,6 +426,8 @@ class PostgresWriter:
                 job.settle([events[record.event_id] for record in job.records])
                 self._tell_of([name])  # the first time its connection may have been lost
                 return
+            if tail:
+                self._check_owner(tail, job.epoch, job.expected_seq)
             check_append(
                 name,
                 job.records,
@@ -578,6 +581,7 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock=_AGAINST_CLAIMS)
         if tail is None:
             raise Fenced(name, epoch=epoch, expected_seq=1, found_epoch=0, head=0)
+        self._check_owner(tail, epoch, tail.head + 1)
         check_epoch(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
         self.connection.execute(
@@ -597,6 +601,7 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock=_AGAINST_DELETION)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
+        self._check_owner(tail, epoch, snapshot.seq)
         check_place(
             "snapshot", name, snapshot.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
         )
@@ -617,6 +622,7 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
+        self._check_owner(tail, epoch, listing.seq)
         check_place(
             "listing", name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
         )
@@ -627,6 +633,16 @@ class PostgresWriter:
             if (known := self._tails.get(name)) is not None:
                 known.listed = None
             move_owner(self.connection, tail.log)
+
+    def _check_owner(self, tail: Tail, epoch: int, seq: int) -> None:
+        """Raise `Fenced` if another process has the conversation under this epoch.
+
+        A standby that is promoted without the newest claims gives their epochs out again.
+        """
+        if tail.epoch == epoch and tail.owner != self._node:
+            raise Fenced(
+                tail.name, epoch=epoch, expected_seq=seq, found_epoch=epoch, head=tail.head
+            )
 
     def _check_log(self, tail: Tail, seq: int, epoch: int) -> None:
         """Raise `Fenced` if what was folded up to `seq` was folded from an earlier log."""
@@ -719,6 +735,7 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None:
             raise ConversationNotFound(name)
+        self._check_owner(tail, epoch, tail.head + 1)
         check_deletion(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         self._tails.pop(name, None)
         forks = [

@@ -414,8 +414,9 @@ async def test_a_fork_takes_no_name_that_a_rival_begins_in_the_same_moment(schem
             tail = empty_tail("f", 0)
             tail.epoch = 1
             row = rival.execute(
-                "INSERT INTO conversation (name, incarnation, log, epoch, head, tip, forked_at, "
-                "is_unfinished, updated_us) VALUES ('f', 0, %s, 1, 0, %s, 0, false, 0) "
+                "INSERT INTO conversation (name, incarnation, log, owner, epoch, head, tip, "
+                "forked_at, is_unfinished, updated_us) "
+                "VALUES ('f', 0, %s, 0, 1, 0, %s, 0, false, 0) "
                 "RETURNING id",
                 (tail.log, tail.tip),
             ).fetchone()
