@@ -38,6 +38,8 @@ it."""
 _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 _PROBES_LOST_MAX = 3
+_POOLER_REFUSES = "unsupported startup parameter"
+"""PgBouncer's words. No later try succeeds, so it must not be taken for a server that is away."""
 _NO_TIMEOUTS = (
     # The first version that has it. Else the first job after a rest finds its connection closed.
     (140_000, "idle_session_timeout"),
@@ -206,7 +208,14 @@ def connect(
     }
     parameters: dict[str, Any] = {**defaults, **given, **bounds}
     before_wait()
-    connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
+    try:
+        connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
+    except psycopg.OperationalError as error:
+        if _POOLER_REFUSES in str(error):
+            raise _refused_pooler(
+                f"a pooler refuses the `options` of its clients: {error}"
+            ) from error
+        raise
     connection.adapters.register_dumper(Payloads, _PayloadsDumper)
     connection.adapters.register_dumper(Numbers, _NumbersDumper)
     connection.bound_jobs(answer_s, ports.monotonic, before_wait)
@@ -232,15 +241,27 @@ def _check_session(connection: BoundedConnection, schema: str) -> None:
     """Raise `JournalRefused` if the settings of this session are not ours.
 
     A pooler may drop them, or run each transaction in another session. Then tables would be
-    searched in another schema, and waits would be unbounded.
+    searched in another schema, and waits would be unbounded. A pooler may also keep the path alone,
+    which it can follow, so a second setting is compared.
     """
-    row = connection.execute("SHOW search_path").fetchone()
-    found = row[0] if row else None
-    if found != sql.Identifier(schema).as_string():
-        raise JournalRefused(
-            f"the connection to schema {schema} has the search_path {found}: a pooler drops the "
-            "`options` of its clients; nothing was done; connect to the server itself"
-        )
+    wanted = {
+        "search_path": sql.Identifier(schema).as_string(),
+        "lock_timeout": str(_milliseconds(_LOCK_WAIT_S)),
+    }
+    rows = connection.execute(
+        "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(wanted),)
+    )
+    found = dict(rows.fetchall())
+    for setting, value in wanted.items():
+        if found.get(setting) != value:
+            raise _refused_pooler(
+                f"the connection to schema {schema} has the {setting} {found.get(setting)}: "
+                "a pooler drops the `options` of its clients"
+            )
+
+
+def _refused_pooler(found: str) -> JournalRefused:
+    return JournalRefused(f"{found}; nothing was done; connect to the server itself")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -105,7 +105,7 @@ async def test_of_two_owners_with_one_epoch_only_the_one_that_the_database_names
 
 
 async def test_a_fork_made_again_does_not_take_over_the_epoch_of_a_rival(schema: str) -> None:
-    """Whoever forks again after an unknown outcome gets the epoch that the row has by then."""
+    """A process that forks again after an unknown outcome gets the epoch that the row has."""
     async with (
         PostgresJournal(postgres.conninfo(), schema=schema) as first,
         PostgresJournal(postgres.conninfo(), schema=schema) as second,

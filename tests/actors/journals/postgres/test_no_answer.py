@@ -129,7 +129,7 @@ async def test_sends_are_refused_at_once_while_the_lease_is_out(world: World) ->
     found: list[object] = []
     async with world.journal() as journal:
         claim = await journal.claim("c")
-        world.hold_next(lambda message: message.direction == "there")
+        world.hold_next(lambda message: (message.connection, message.direction) == (1, "there"))
         presence = journal._presence
         assert presence is not None
 
