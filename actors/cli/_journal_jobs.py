@@ -13,7 +13,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from turnkeeper.runtime import OwnershipLost
+from turnkeeper.runtime import OwnershipLost, Ports
 
 from ..core.listing import ListedConversation, page_of
 from ..core.records import decode_record
@@ -206,13 +206,15 @@ def _opened_whole(path: Path) -> Iterator[TextIO]:
     """Open a file that is written whole or not at all: as a draft, which then replaces the file.
 
     A symbolic link stays, and the file that it leads to is replaced. A pipe or a device cannot be
-    replaced, so it is written to at once.
+    replaced, so it is written to at once. Each call has a draft of its own, so of two that write
+    the same file at once, the later one to end has its file there, whole.
     """
     is_file = path.is_file() or not path.exists()
     place = Path(os.path.realpath(path)) if is_file else path
-    draft = place.with_name(f"{place.name}.part") if is_file else place
+    own = f"{Ports().random.getrandbits(32):08x}"
+    draft = place.with_name(f"{place.name}.{own}.part") if is_file else place
     try:
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
+        with draft.open("x" if is_file else "w", encoding="utf-8", newline="\n") as file:
             yield file
             file.flush()
             if is_file:

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from turnkeeper.actors.cli import main
 from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.cli._journal_jobs import _opened_whole
 
 PEERS = Path(__file__).parents[1] / "recordings" / "peers"
 SYSTEM = {"role": "system", "content": "You look up orders."}
@@ -525,3 +526,20 @@ def test_a_character_that_a_terminal_cannot_show_is_no_traceback(
     assert ended.value.code == 0
     sys.stdout.flush()
     assert b"n\\xe9" in written.getvalue()
+
+
+def test_of_two_exports_to_one_file_at_once_each_is_whole_when_it_ends(tmp_path: Path) -> None:
+    """Both had one draft: the first said that it was done, and the second went on in its file."""
+    output = tmp_path / "chats.jsonl"
+    beside = tmp_path / "chats.jsonl.part"
+    beside.write_text("of another program")
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(_opened_whole(output)).write("first\n" * 10_000)
+        second.enter_context(_opened_whole(output)).write("second\n" * 20_000)
+
+        first.close()
+        assert output.read_text() == "first\n" * 10_000
+        second.close()
+        assert output.read_text() == "second\n" * 20_000
+    assert beside.read_text() == "of another program"
+    assert len(list(tmp_path.iterdir())) == 2
