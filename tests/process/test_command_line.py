@@ -226,7 +226,7 @@ def test_arguments_that_cannot_be_read_are_told_in_the_words_of_the_command_line
     assert "Input should be" not in result.stderr
 
 
-_INTERRUPTED_IN_AN_IMPORT = """
+_INTERRUPTED = """
 import sys
 
 class Interrupted:
@@ -234,15 +234,23 @@ class Interrupted:
         if name == "turnkeeper.actors.cli._app":
             raise KeyboardInterrupt
 
-sys.meta_path.insert(0, Interrupted())
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+if sys.argv[1] == "modules":
+    sys.meta_path.insert(0, Interrupted())
+else:
+    import typer.main
+    typer.main.get_command = interrupt
 from turnkeeper.actors.cli import main
 main()
 """
 
 
-def test_ctrl_c_while_modules_are_loaded_is_told_in_a_line() -> None:
+@pytest.mark.parametrize("what", ["modules", "commands"])
+def test_ctrl_c_while_modules_are_loaded_or_commands_made_is_told_in_a_line(what: str) -> None:
     stopped = subprocess.run(
-        [sys.executable, "-P", "-c", _INTERRUPTED_IN_AN_IMPORT],
+        [sys.executable, "-P", "-c", _INTERRUPTED, what],
         capture_output=True,
         text=True,
         check=False,
