@@ -140,8 +140,8 @@ class TurnOwner(Protocol):
     def running_turn(self, turn_id: str) -> RunningTurn:
         """Return the turn; raise `StaleTurn` once it has ended."""
 
-    def take_piece(self, piece: Stream) -> bool:
-        """Take a piece of the answer at once; False if it has to go through the mailbox.
+    def take_at_once(self, command: Stream | NoteRequest) -> bool:
+        """Take what stays in memory at once; False if it has to go through the mailbox.
 
         Raises `StaleTurn`.
         """
@@ -308,9 +308,15 @@ class TurnContext:
 
     async def note_request(self, request: StepRequest) -> None:
         """Note what a model is asked, for an agent that asks it without `ask`."""
+        # An agent that asks again and again, and a model that never waits, would keep all other
+        # tasks from running. Before the note: a cancellation here leaves no request that was never
+        # made.
+        await anyio.lowlevel.checkpoint()
         self._check_going_on()
         self._asked, self._response_id = request, None
-        await self._owner.ref.tell(NoteRequest(self.turn_id, self._epoch, request))
+        note = NoteRequest(self.turn_id, self._epoch, request)
+        if not self._owner.take_at_once(note):
+            await self._owner.ref.tell(note)
 
     async def condense(self) -> bool:
         """Ask for a condensation, because the view is too long for the model, and wait for it.
@@ -393,7 +399,7 @@ class TurnContext:
                 raise InvalidInput("a newer writer has begun the answer anew; use that one")
             stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
             is_first = False
-            if not self._owner.take_piece(stream):
+            if not self._owner.take_at_once(stream):
                 await self._owner.ref.tell(stream)
                 # The owner handles it meanwhile. Without this, a source that never waits would come
                 # back each time just before the owner is at rest, and all pieces would be messages.

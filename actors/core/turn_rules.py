@@ -104,6 +104,7 @@ __all__ = [
     "check_running",
     "decide_fork",
     "decide_piece",
+    "decide_request",
     "decide_turn",
     "first_reply",
     "is_chat_message",
@@ -139,8 +140,7 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
         case Stream():
             return _stream(draft, command)
         case NoteRequest():
-            check_running(working, command.turn_id, command.epoch)
-            return Decision(asked=Asked(command.request, stamp.now))
+            return decide_request(working, command, stamp.now)
         case BeginStep():
             return _begin_step(draft, command)
         case EndTurn():
@@ -576,6 +576,12 @@ def decide_piece(working: WorkingState, command: Stream) -> Decision | None:
         return None
     piece = TextDelta(working.epoch, running.turn_id, working.state.answers, attempt, offset, text)
     return Decision(piece=piece, half=half)
+
+
+def decide_request(working: WorkingState, command: NoteRequest, now: float) -> Decision:
+    """Return the decision on the note of what a model is asked now, which has no events."""
+    check_running(working, command.turn_id, command.epoch)
+    return Decision(asked=Asked(command.request, now))
 
 
 def _fail_too_long(draft: Draft, running: RunningTurn) -> Decision:

@@ -77,7 +77,7 @@ from ..core.parking import Parking
 from ..core.snapshots import Slices
 from ..core.state import ColdLoad
 from ..core.stuck import SeenEvent
-from ..core.turn_rules import decide_piece
+from ..core.turn_rules import decide_piece, decide_request
 from ..core.turn_table import RunningTurn
 from ..core.view import View, ViewCheck
 from ..core.working_state import (
@@ -954,13 +954,17 @@ class ConversationActor(Actor[Command | Query]):
             raise StaleTurn(self._conversation_id, turn_id)
         return self._running
 
-    def take_piece(self, piece: Stream) -> bool:
-        # Invariant: at rest, the working state is the committed one, and no earlier piece waits in
-        # the mailbox. There is no await from here to the end.
+    def take_at_once(self, command: Stream | NoteRequest) -> bool:
+        # Invariant: at rest, the working state is the committed one, and no earlier command waits
+        # in the mailbox. There is no await from here to the end.
         is_valid = self._setup.journal.is_lease_valid(since=self._claimed_at)
         if not (self.context.is_at_rest and is_valid):
             return False
-        decision = decide_piece(self._working, piece)
+        decision = (
+            decide_piece(self._working, command)
+            if isinstance(command, Stream)
+            else decide_request(self._working, command, self._setup.ports.now())
+        )
         if decision is None:
             return False  # the turn fails, which takes a commit
         self._working.apply(decision)

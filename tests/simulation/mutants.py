@@ -833,7 +833,7 @@ PROMISES = [
     Mutant(
         "a piece of an answer overtakes what waits in the mailbox",
         ConversationActor,
-        "take_piece",
+        "take_at_once",
         "if not (self.context.is_at_rest and is_valid):",
         "if not is_valid:",
         test="tests/actors/conversations/test_turns_following.py::"
@@ -842,7 +842,7 @@ PROMISES = [
     Mutant(
         "a piece of an answer is shown after the lease is lost",
         ConversationActor,
-        "take_piece",
+        "take_at_once",
         "if not (self.context.is_at_rest and is_valid):",
         "if not self.context.is_at_rest:",
         test="tests/actors/owner/test_lease_loss.py::"

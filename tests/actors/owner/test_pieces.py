@@ -25,7 +25,9 @@ from turnkeeper.actors import (
     Event,
     LoggedEvent,
     MemoryJournal,
+    ModelRequest,
     OnOverlap,
+    ScriptedModel,
     TextDelta,
     ToolCall,
     TurnContext,
@@ -38,6 +40,7 @@ from turnkeeper.actors.events import (
     ActionEvent,
     AgentMessageEvent,
     CondensationRequestEvent,
+    StepFinishedEvent,
     TurnEndedEvent,
 )
 from turnkeeper.actors.journal import Listing, Record
@@ -557,6 +560,34 @@ async def test_pieces_that_come_at_once_do_not_go_through_the_mailbox() -> None:
         assert await (await conversations["c"].send("count")).reply() == "so many"
 
     assert handled[-1] - handled[0] <= 1, handled
+
+
+async def test_a_step_sends_its_owner_at_rest_no_message_but_its_events() -> None:
+    """Neither the note of what the model is asked nor a piece of its answer goes by the mailbox."""
+    model = ScriptedModel(["hello", "one two three"])
+
+    async def handled() -> int:
+        await settle()
+        return sum(actor.handled for actor in runtime.tree().walk())
+
+    @agent
+    async def asks(turn: TurnContext) -> None:
+        before = await handled()
+        response = await turn.ask(model, ModelRequest(turn.view))
+        assert await handled() == before
+        await turn.say(response.text, usage=response.usage)
+
+    async with (
+        Runtime() as runtime,
+        Conversations(asks, journal=MemoryJournal(), runtime=runtime) as conversations,
+    ):
+        chat = conversations["c"]
+        for said in ("hello", "one two three"):
+            assert await (await chat.send("and now?")).reply() == said
+        log = [logged.event async for logged in chat.events(live=False)]
+
+    steps = [event for event in log if isinstance(event, StepFinishedEvent)]
+    assert [step.request is not None for step in steps] == [True, True]
 
 
 def test_a_limit_that_no_answer_fits_is_refused() -> None:
