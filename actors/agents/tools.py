@@ -367,7 +367,8 @@ class Tools:
 
     def runner(self, turn: TurnContext) -> Callable[[ActionEvent], Awaitable[ToolResult]]:
         """Return the runner of this turn's calls: `turn.call_tools(calls, tools.runner(turn))`."""
-        limit = anyio.Semaphore(self._calls_at_once_max)
+        # With a free place, a call begins at once: it need not let other tasks run first.
+        limit = anyio.Semaphore(self._calls_at_once_max, fast_acquire=True)
 
         async def run(action: ActionEvent) -> ToolResult:
             async with limit:

@@ -524,6 +524,8 @@ class TurnContext:
         open, and the owner answers them when the turn ends, with a result which says that the call
         may have happened.
         """
+        if not actions:
+            return []
         results: dict[str, LoggedEvent] = {}
         try:
             async with task_group() as group:

@@ -1,6 +1,6 @@
-"""The cost of an append in Python opcodes, calls and objects: counts repeat, times do not.
+"""The cost of appends and turns in opcodes, calls and objects: counts repeat, times do not.
 
-A change that makes appends cheaper, or dearer for a good reason, records the new figures here: a
+A change that makes them cheaper, or dearer for a good reason, records the new figures here: a
 failure says what was counted.
 """
 
@@ -26,7 +26,12 @@ from turnkeeper.actors import (
     Conversation,
     Conversations,
     MemoryJournal,
+    ModelRequest,
+    ModelResponse,
+    ScriptedModel,
     SQLiteJournal,
+    ToolAgent,
+    ToolCall,
     TurnContext,
     agent,
 )
@@ -60,6 +65,13 @@ RECORDED_TOGETHER: dict[tuple[str, str], Cost] = {
 }
 """Of an append of `TOGETHER` events in one call."""
 TOGETHER = 4
+
+RECORDED_TURN: dict[tuple[str, str], Cost] = {
+    ("3.11", "asyncio"): Cost(45611, 2306),
+    ("3.11", "trio"): Cost(55714, 2885),
+}
+"""Of a turn with two model calls, a tool call and an answer in five pieces."""
+TURNS = 10
 
 OBJECTS: dict[tuple[str, str], float] = {
     ("3.11", "asyncio"): 20,
@@ -171,6 +183,42 @@ async def test_an_append_takes_no_more_opcodes_and_calls_than_were_recorded(
 
     appends = CONVERSATIONS * EACH
     cost = Cost(counter.opcodes / appends, counter.calls / appends)
+    assert cost.opcodes <= recorded.opcodes * ALLOWED, f"{cost} are counted, {recorded} recorded"
+    assert cost.calls <= recorded.calls * ALLOWED, f"{cost} are counted, {recorded} recorded"
+
+
+async def look(at: str) -> str:
+    """Look at an order."""
+    return f"seen {at}"
+
+
+def looks_once(request: ModelRequest) -> ModelResponse:
+    if isinstance(request.view[-1], UserMessageEvent):
+        return ModelResponse(calls=[ToolCall("look", {"at": "order 7"})])
+    return ModelResponse("it is on its way")
+
+
+@pytest.mark.anyio
+async def test_a_turn_takes_no_more_opcodes_and_calls_than_were_recorded(
+    anyio_backend: tuple[str, dict[str, Any]],
+) -> None:
+    recorded = RECORDED_TURN[recorded_for(anyio_backend[0])]
+    if sys.gettrace() is not None:
+        pytest.skip("a debugger or the measuring of coverage traces already")
+    answers = ToolAgent(ScriptedModel(looks_once), [look])
+    counter = Counter()
+    async with Conversations(answers, journal=MemoryJournal()) as opened:
+
+        async def take_turns() -> None:
+            for _ in range(TURNS):
+                turn = await opened["c"].send("and now?")
+                await turn.reply()
+
+        await take_turns()
+        with counter.counting():
+            await take_turns()
+
+    cost = Cost(counter.opcodes / TURNS, counter.calls / TURNS)
     assert cost.opcodes <= recorded.opcodes * ALLOWED, f"{cost} are counted, {recorded} recorded"
     assert cost.calls <= recorded.calls * ALLOWED, f"{cost} are counted, {recorded} recorded"
 
