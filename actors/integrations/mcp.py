@@ -68,7 +68,11 @@ _PAGES_MAX = 100
 _GONE = "the connection to the tool's server was closed before the call; nothing happened"
 _HTTP_S = httpx2.Timeout(30.0, read=300.0)
 """This and the following of redirects are as the package has them; a call has its own limit."""
-_OUTCOME_UNKNOWN_CODES = (mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT)
+_OUTCOME_UNKNOWN_CODES = (
+    mcp_types.CONNECTION_CLOSED,
+    mcp_types.REQUEST_TIMEOUT,
+    mcp_types.PARSE_ERROR,  # of the answer: the package's client never sends what is not JSON
+)
 
 
 class McpUnavailable(Unavailable):
@@ -215,24 +219,48 @@ async def _client(server: McpServer, timeout_s: float) -> AsyncIterator[Client]:
 
 
 class _Http(httpx2.AsyncClient):
-    """Answers a request whose connection fails with an error of the protocol, for one call alone.
+    """Answers a request that fails with an error of the protocol, for one call alone.
 
-    An exception would end the package's client, which would cancel the block around it.
+    An exception would end the package's client, which would cancel the block around it. A status
+    from 500 on may come from a proxy that waited in vain for a server that has done the call.
     """
 
     # Any: the options of the one that is replaced.
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:  # noqa: ANN401
         try:
             response = await super().send(request, **options)
-            if response.headers.get("content-type", "").startswith("application/json"):
-                await response.aread()
+            try:
+                return await _checked(response)
+            except BaseException:
+                await response.aclose()
+                raise
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             said = f"{type(error).__name__}: {error_text(error)}; nothing happened"
             return _failed(request, mcp_types.INTERNAL_ERROR, said)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             said = f"{type(error).__name__}: {error_text(error)}"
             return _failed(request, mcp_types.CONNECTION_CLOSED, said)
-        return response
+
+
+async def _checked(response: httpx2.Response) -> httpx2.Response:
+    """Read what the package's client would read, and return the response or its failure."""
+    is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+    if is_json or response.has_redirect_location:
+        await response.aread()
+    if response.is_server_error and not (is_json and _is_of_the_protocol(response.content)):
+        await response.aclose()
+        said = f"the server answered with status {response.status_code}"
+        return _failed(response.request, mcp_types.CONNECTION_CLOSED, said)
+    return response
+
+
+def _is_of_the_protocol(body: bytes) -> bool:
+    """True if this is an error of the server's own, and not of what stands before it."""
+    try:
+        mcp_types.JSONRPCError.model_validate_json(body)
+    except ValidationError:
+        return False
+    return True
 
 
 def _failed(request: httpx2.Request, code: int, said: str) -> httpx2.Response:
@@ -317,7 +345,7 @@ async def _called(
             said = f"no result: {said}; the call may have happened"
             return ToolResult(said, is_error=True, may_have_happened=True)
         return ToolResult(said, is_error=True)
-    except ValidationError as error:
+    except (ValidationError, RuntimeError) as error:  # the latter if it does not fit its schema
         said = f"the call ran, but its result cannot be read: {error_text(error)}"
         return ToolResult(said, is_error=True)
     return ToolResult(_text(result), is_error=result.is_error)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import anyio
 import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 server = MCPServer("shop", log_level="CRITICAL")
 
@@ -86,12 +90,47 @@ def die() -> str:
     os._exit(3)
 
 
+@server.tool(structured_output=False)
+def answer(status: int, headers: dict[str, str], body: str) -> None:
+    """Have the call answered with this, over HTTP."""
+
+
+class Answers:
+    """Stands before the server, and answers the calls of `answer` in its place."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        asked: Any = json.loads(body)
+        if asked["method"] == "tools/call" and asked["params"]["name"] == "answer":
+            wanted = asked["params"]["arguments"]
+            await Response(wanted["body"], wanted["status"], wanted["headers"])(
+                scope, receive, send
+            )
+            return
+        is_given = False
+
+        async def again() -> Any:  # noqa: ANN401 - a message
+            nonlocal is_given
+            if is_given:
+                return await receive()
+            is_given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, again, send)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["http"]:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             sys.stdout.write(f"{listening.getsockname()[1]}\n")
             sys.stdout.flush()
-            app = server.streamable_http_app()
+            app = Answers(server.streamable_http_app())
             uvicorn.Server(uvicorn.Config(app, log_level="critical")).run(sockets=[listening])
     else:
         server.run()

@@ -201,6 +201,39 @@ async def test_a_server_that_dies_over_http_fails_its_calls_alone() -> None:
     assert refused.content.endswith("; nothing happened")
 
 
+JSON = {"content-type": "application/json"}
+REFUSED = '{"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "sold out"}}'
+
+
+# At an error, the HTTP package leaves its generators to the garbage collector, and trio tells so.
+@pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning")
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "said", "may_have_happened"),
+    [
+        (502, {"content-type": "text/html"}, "<html>", "status 502", True),
+        (504, JSON, '{"message": "timed out"}', "status 504", True),
+        (500, JSON, REFUSED, "sold out", False),
+        (429, {"content-type": "text/plain"}, "later", "an error response", False),
+        (200, JSON, '{"jsonrpc": "2.0", "id": 1, "res', "Failed to parse JSON", True),
+        (200, {"content-type": "text/event-stream"}, "data: {\n\n", "Failed to parse SSE", True),
+        (200, {**JSON, "content-encoding": "gzip"}, "plain", "DecodingError", True),
+        (200, {"content-type": "Application/JSON", "content-length": "9"}, "{", "Remote", True),
+        (307, {"location": "/mcp", "content-length": "9"}, "cut", "Remote", True),
+    ],
+)
+async def test_a_bad_answer_over_http_fails_its_call_alone_and_the_call_may_have_happened(
+    status: int, headers: dict[str, str], body: str, said: str, *, may_have_happened: bool
+) -> None:
+    """A proxy says 502 or 504 if the server has ended, or is still busy, with the call begun."""
+    async with over_http() as url, mcp_tools(url) as tools:
+        result = await one(tools, "answer", status=status, headers=headers, body=body)
+        later = await one(tools, "nothing")
+    assert said in result.content
+    assert isinstance(result, AgentErrorEvent) == may_have_happened
+    assert ("the call may have happened" in result.content) == may_have_happened
+    assert (later.content, later.is_error) == ("", False)
+
+
 async def test_a_client_over_http_that_loses_its_server_fails_its_calls_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -328,6 +361,26 @@ async def test_of_two_tools_of_one_name_the_second_is_left_out_with_a_warning(
         assert [tool.spec.description for tool in tools] == ["the first", ""]
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "tool of an MCP server left out" in line
+
+
+async def test_a_result_that_does_not_fit_its_schema_tells_that_the_call_ran(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = {"type": "object", "properties": {"left": {"type": "integer"}}}
+    stock = types.Tool(name="stock", input_schema={"type": "object"}, output_schema=schema)
+
+    async def page(*_: object) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[stock])
+
+    async def answer(*_: object) -> types.CallToolResult:
+        return types.CallToolResult(content=[], structured_content={"left": "a secret"})
+
+    server = Server("stock", on_list_tools=page, on_call_tool=answer)
+    async with mcp_tools(Client(server)) as tools:
+        result = await one(tools, "stock")
+    assert result.is_error
+    assert result.content.startswith("the call ran, but its result cannot be read: Invalid")
+    assert "secret" not in caplog.text
 
 
 async def test_a_list_without_an_end_is_cut_off_and_said_once() -> None:
