@@ -12,15 +12,18 @@
 4. It runs between handlers, in the loop. The exporter's own thread reads the gauges, and may see
    counts that are a moment old.
 5. Only the spans and metrics that the exporter has sent survive a crash.
+
+An error of a sampler or of a span processor costs the span and a line in the log. OpenTelemetry
+lets it out at the place that begins or ends the span, where it would end an actor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 try:
@@ -37,9 +40,10 @@ except ImportError as missing:
 from ._actor import Actor
 from ._hooks import Hooks
 from ._lateness import LATE_BOUNDS_S
+from ._logger import logger
 from ._runtime import Runtime, cells_of
 
-__all__ = ["instrument", "observe"]
+__all__ = ["begin_span", "end_span", "instrument", "observe"]
 
 _NAME: Final = "turnkeeper.runtime"
 _LOOKED_AT_EVERY_S: Final = 0.1
@@ -109,6 +113,34 @@ def observe(runtime: Runtime, *, meter_provider: MeterProvider | None = None) ->
     meter.create_observable_counter("turnkeeper.dead_letters", [dead_letters])
 
 
+# Any: attributes are of several types of OpenTelemetry's own.
+def begin_span(
+    tracer: trace.Tracer,
+    name: str,
+    *,
+    parent: otel_context.Context | None,
+    kind: SpanKind,
+    attributes: Mapping[str, Any],
+    links: Sequence[Link] = (),
+) -> Span:
+    """Begin a span; if that fails, return one that is not recorded, in its parent's place."""
+    try:
+        return tracer.start_span(
+            name, context=parent, kind=kind, attributes=attributes, links=links
+        )
+    except Exception as error:  # noqa: BLE001 - any: a processor is the application's
+        logger.warning("span not recorded", span=name, error=type(error).__name__)
+        return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
+
+
+def end_span(span: Span) -> None:
+    """End a span. An error of a processor is logged, since what the span tells of has happened."""
+    try:
+        span.end()
+    except Exception as error:  # noqa: BLE001 - as above
+        logger.warning("span not processed", error=type(error).__name__)
+
+
 class _OpenSpan(NamedTuple):
     actor_id: int
     span: Span
@@ -146,9 +178,10 @@ class _OtelTracing:
         elif sender.is_valid:
             links.append(Link(sender))
         kind = type(actor).__name__
-        span = self._tracer.start_span(
+        span = begin_span(
+            self._tracer,
             f"{kind} {type(message).__name__}",
-            context=parent,
+            parent=parent,
             kind=SpanKind.SERVER if is_ask else SpanKind.CONSUMER,
             links=links,
             attributes={"turnkeeper.actor": actor.context.name},
@@ -170,5 +203,5 @@ class _OtelTracing:
             span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             self._failures.add(1, attributes)
         self._duration.record(self._now() - began, attributes)
-        span.end()
+        end_span(span)
         otel_context.detach(token)

@@ -11,6 +11,7 @@ Call it once; call it before entering the conversations to see their recovery to
    ids, names, numbers and kinds.
 3. The names are those of the OpenTelemetry semantic conventions, version 1.41.0, as far as these
    have one, and begin with `turnkeeper.` otherwise.
+4. An error of a sampler or a span processor costs spans, and never a message or a turn.
 
 It makes no spans for HTTP requests: use the application's own instrumentation for these. The span
 of `send` is a child of its caller's span. A message that was sent in another process, or before
@@ -50,7 +51,7 @@ try:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
-    from turnkeeper.runtime.otel import observe
+    from turnkeeper.runtime.otel import begin_span, end_span, observe
 except ImportError as error:
     raise ImportError(
         "spans and metrics need the packages of OpenTelemetry, which are not installed; install "
@@ -417,8 +418,8 @@ class _OtelWatcher:
         links: Sequence[Link] = (),
     ) -> Iterator[Span]:
         """Make a span the current one, without the text of an error, which may be chat text."""
-        span = self._tracer.start_span(
-            name, context=parent, kind=kind, attributes=attributes, links=links
+        span = begin_span(
+            self._tracer, name, parent=parent, kind=kind, attributes=attributes, links=links
         )
         token = otel_context.attach(trace.set_span_in_context(span, parent))
         try:
@@ -427,7 +428,7 @@ class _OtelWatcher:
             _note_error(span, error)
             raise
         finally:
-            span.end()
+            end_span(span)
             otel_context.detach(token)
 
 

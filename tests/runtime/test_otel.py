@@ -1,6 +1,7 @@
 """OpenTelemetry, with its own in-memory exporters."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import anyio
 import anyio.lowlevel
@@ -8,7 +9,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -84,6 +85,39 @@ async def test_actors_need_not_be_hashable_nor_their_errors_readable(world: Worl
         assert await ref.ask(Run(spawn)) == 0
     names = [span.name for span in world.exporter.get_finished_spans()]
     assert names == ["Equal Get", "Equal Fail", "Equal Get", "Equal Run"]
+
+
+class BrokenProcessor(SpanProcessor):
+    """A span processor that raises at each span's start or end."""
+
+    def __init__(self, at: Literal["start", "end"]) -> None:
+        self._at = at
+
+    def on_start(self, *_: object, **__: object) -> None:
+        if self._at == "start":
+            raise ZeroDivisionError
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._at == "end":
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+async def test_an_error_of_a_span_processor_ends_no_actor(
+    world: World, at: Literal["start", "end"], caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenTelemetry raises it at the begin or the end of the span, between a message and its reply.
+
+    The actor failed: its message was lost, or had taken effect.
+    """
+    world.tracers.add_span_processor(BrokenProcessor(at))
+    async with Runtime() as runtime:
+        world.instrument(runtime)
+        counter = runtime.spawn(Counter, name="counter")
+        await counter.tell(Add(2))
+        assert await counter.ask(Get()) == 2
+        assert not trace.get_current_span().get_span_context().is_valid
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [Counter, SyncCounter])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.actors.conversations.worlds import HeldAgent
+from tests.runtime.test_otel import BrokenProcessor
 from turnkeeper.actors import (
     Conversations,
     MemoryJournal,
@@ -377,3 +379,22 @@ async def test_a_commit_that_fails_is_counted_with_its_kind(world: World) -> Non
         journal.is_broken = False
     assert world.value("turnkeeper.commit.duration", error__type="Unavailable") >= 1
     assert attribute(world.spans("send")[1], "error.type") == "Unavailable"
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+async def test_an_error_of_a_span_processor_costs_no_message_and_no_turn(
+    world: World, at: Literal["start", "end"]
+) -> None:
+    """It ended the owner in the middle of a commit, and so each turn as interrupted."""
+    world.tracers.add_span_processor(BrokenProcessor(at))
+
+    @tool
+    def look_up(order: str) -> str:
+        return order
+
+    answers = ToolAgent(Orders(), [look_up])
+    async with world.instrument(Conversations(answers, journal=MemoryJournal())) as conversations:
+        turn = await conversations["alice"].send("hello")
+        assert await turn.reply() == f"{SECRET} 3"
+    assert bool(world.spans("send")) == (at == "end")
+    assert world.value("turnkeeper.commit.duration") >= 1
