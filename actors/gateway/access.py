@@ -25,6 +25,8 @@ from typing import Literal, TypeAlias, get_args
 
 from starlette.requests import HTTPConnection
 
+from turnkeeper.runtime.lowlevel import closing_scopes
+
 from ..errors import InvalidInput
 from .names import stored_id
 
@@ -110,7 +112,8 @@ async def find_place(principal: Principal | None, local_id: str, share: Share | 
     user = user_of(principal)
     place = None
     if share is not None and principal is not None and user is not None:
-        place = await share(principal, local_id)
+        with closing_scopes("share"):
+            place = await share(principal, local_id)
     return place or Place(stored_id(user, local_id), user)
 
 

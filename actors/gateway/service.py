@@ -18,6 +18,7 @@ from fastapi import Depends, Path, Request
 from starlette.requests import HTTPConnection
 
 from turnkeeper.runtime import Ports, TurnkeeperError
+from turnkeeper.runtime.lowlevel import closing_scopes
 
 from ..conversations.conversation import Conversation
 from ..conversations.conversations import Conversations
@@ -193,7 +194,8 @@ class Service:
     async def _authenticated(self, request: HTTPConnection) -> Principal | None:
         if self._authenticate is None:
             return None
-        principal = await self._authenticate(request)
+        with closing_scopes("authenticate"):
+            principal = await self._authenticate(request)
         if principal is None:
             raise ProblemRaised(OWN["unauthenticated"])
         check_principal(principal)

@@ -39,7 +39,7 @@ from turnkeeper.actors.gateway.names import (
 from turnkeeper.actors.gateway.routes import AnswerBody
 from turnkeeper.actors.gateway.service import May
 
-from .worlds import BOUND_S, JSON, gateway_world, reading
+from .worlds import BOUND_S, JSON, gateway_world, reading, served
 
 pytestmark = pytest.mark.costly
 
@@ -434,6 +434,36 @@ async def test_what_is_no_exception_ends_one_request_and_not_the_server(
         assert (await world.ask("GET", "/v1/self", "alice")).status_code == 200
     assert "Panic" in caplog.text or "GeneratorExit" in caplog.text
     assert "hidden" not in caplog.text
+
+
+@pytest.mark.parametrize("function", ["authenticate", "share"])
+async def test_a_cancelled_scope_that_a_function_leaves_open_ends_with_it(
+    function: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On trio the server ended with it; on asyncio the request failed without a line of ours."""
+
+    async def leave_open() -> None:
+        scope = anyio.CancelScope()
+        scope.__enter__()
+        scope.cancel()
+
+    async def log_in(_: HTTPConnection) -> gateway.Principal:
+        if function == "authenticate":
+            await leave_open()
+        return gateway.Principal("alice")
+
+    async def share(*_: object) -> gateway.Place | None:
+        if function == "share":
+            await leave_open()
+        return None
+
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        app = gateway.app(conversations, authenticate=log_in, share=share)
+        async with served(app) as address, httpx.AsyncClient(base_url=address) as http:
+            said = await http.post("/v1/conversations/a/messages", json={"content": "hello"})
+            read = await http.get("/v1/conversations/a")
+    assert (said.status_code, read.status_code) == (202, 200)
+    assert function in caplog.text
 
 
 async def test_two_hosts_are_refused_beside_a_target_that_is_a_whole_address_too() -> None:
