@@ -96,7 +96,7 @@ async def chat(caller: Chatting, body: ChatBody) -> Response:
     # Looked up first, so that nothing is written if the message belongs to no turn here.
     turn = await _turn_of_answers(caller, newest.id)
     await caller.conversation.answer(answers)
-    return EventStream(_feed(caller, turn, answered=frozenset(answers)), HEADERS)
+    return EventStream(_feed(caller, turn, has_begun=True, answered=frozenset(answers)), HEADERS)
 
 
 async def _send(caller: ConversationCaller, message: Message, body: ChatBody) -> Turn:
@@ -159,7 +159,7 @@ async def resume_stream(caller: Reading) -> Response:
         turn = None  # clients resume before the first message too
     if turn is None:
         return Response(status_code=204)
-    return EventStream(_feed(caller, turn), HEADERS)
+    return EventStream(_feed(caller, turn, has_begun=True), HEADERS)
 
 
 class StopBody(Given):
@@ -231,9 +231,17 @@ async def _turn_of_answers(caller: ConversationCaller, turn_id: str) -> Turn:
 
 
 def _feed(
-    caller: ConversationCaller, turn: Turn, *, answered: frozenset[str] = frozenset()
+    caller: ConversationCaller,
+    turn: Turn,
+    *,
+    has_begun: bool = False,
+    answered: frozenset[str] = frozenset(),
 ) -> Feed:
-    """Return a feed that writes a turn as a stream; if calls were `answered`, from there on."""
+    """Return a feed that writes a turn as a stream; if calls were `answered`, from there on.
+
+    `has_begun`: do not say that the message waits, as it once did. A client that resumes would add
+    a message to its screen, under an id of its own, for a `start` that names none.
+    """
 
     async def feed(write: Write) -> None:
         streams = caller.service.streams
@@ -244,7 +252,7 @@ def _feed(
             return
         with streams.opened():
             try:
-                await _Writing(caller, write, answered).write_turn(turn)
+                await _Writing(caller, write, answered, has_begun=has_begun).write_turn(turn)
             except TurnkeeperError as error:
                 problem = caller.service.told(error)[0]
                 await write(sse({"type": "error", "errorText": problem.name}))
@@ -256,14 +264,22 @@ def _feed(
 class _Writing:
     """One stream of a turn."""
 
-    def __init__(self, caller: ConversationCaller, write: Write, answered: frozenset[str]) -> None:
+    def __init__(
+        self,
+        caller: ConversationCaller,
+        write: Write,
+        answered: frozenset[str],
+        *,
+        has_begun: bool,
+    ) -> None:
         self._conversation = caller.conversation
         self._streams = caller.service.streams
         self._write = write
         self._unanswered = answered
         """Calls whose answers were not read from the log yet. Until they are, nothing is written,
         since the client has it already."""
-        self._has_said_queued = False
+        self._says_queued = not has_begun
+        """True until it has said that the message waits."""
 
     async def write_turn(self, turn: Turn) -> None:
         """Wait until the turn has begun, then write it from its beginning."""
@@ -300,21 +316,32 @@ class _Writing:
         return first or turn.message_id
 
     async def _first_of(self, turn: Turn, items: AsyncIterator[Item]) -> LoggedEvent | None:
-        """Return the event with which the message joined its turn; None if it never does."""
+        """Return the event with which the message joined its turn; None if it never does.
+
+        A turn that was rolled back before the client came is passed over: the message left it.
+        """
         while True:
             item = await self._next(items)
             match item:
                 case None:
                     return None
                 case LoggedEvent(event=UserMessageEvent(message_id=turn.message_id)):
-                    return item
-                case LoggedEvent(event=MessageQueuedEvent()) if not self._has_said_queued:
-                    self._has_said_queued = True
+                    if not await self._has_left(turn, item):
+                        return item
+                case LoggedEvent(event=MessageQueuedEvent()) if self._says_queued:
+                    self._says_queued = False
                     await self._write(sse({"type": "start"}))
                     waits = {"messageId": turn.message_id}
                     await self._write(sse({"type": "data-queue", "data": waits, "transient": True}))
                 case _:
                     pass
+
+    async def _has_left(self, turn: Turn, joined: LoggedEvent) -> bool:
+        """True if the message has left the turn that it joined with this event."""
+        if not turn.is_duplicate or joined.seq == turn.seq:
+            return False  # sent just now, or the turn is its own from the beginning
+        now = await self._conversation.turn(turn.message_id)
+        return now.turn_id != joined.event.turn_id
 
     async def _next(self, items: AsyncIterator[Item]) -> Item | None:
         """Return the next event or piece; None if the message was withdrawn."""

@@ -22,7 +22,7 @@ from turnkeeper.actors.events import ActionEvent, LoggedEvent, UserMessageEvent
 from turnkeeper.actors.gateway import GatewayLimits
 
 from .node import Client, client, install
-from .worlds import World, gateway_world
+from .worlds import BOUND_S, World, gateway_world
 
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(4)]
 
@@ -429,6 +429,70 @@ async def test_a_message_that_steers_shares_the_answer_under_one_id(node: Client
         parts = first["messages"][1]["parts"]
         assert [part.get("id") for part in parts if part["type"] == "steering-message"] == ["m2"]
         assert first["messages"] == await talk.transcript()
+
+
+async def test_a_turn_that_waited_is_resumed_as_one_message(talk: Talk) -> None:
+    """The client added an empty message before it, for the `start` of the time of waiting."""
+    agent, chat = talk.world.agent, talk.world.conversations["chat"]
+    agent.hold("one")
+    agent.hold("stream two")
+    await chat.send("one")
+    await agent.reached["one"].wait()
+    await chat.send("stream two")
+    agent.release("one")
+    await agent.reached["stream two"].wait()
+
+    await talk.open("b", messages=await talk.transcript())  # its last is the question
+    await talk.client.do("resume", "b")
+    with anyio.fail_after(BOUND_S):
+        while not (await talk.client.do("show", "b"))["messages"][3:]:
+            pass
+    agent.release("stream two")
+
+    assert (await talk.client.do("done", "b"))["messages"] == await talk.transcript()
+
+
+async def test_a_message_whose_turn_was_rolled_back_is_resumed_in_the_turn_that_answers_it(
+    node: Client,
+) -> None:
+    """The turn that it had joined was streamed to its end, so the answer never came."""
+    reached = [anyio.Event() for _ in range(3)]
+    gates = [anyio.Event() for _ in range(3)]
+
+    async def look(n: int) -> str:
+        """Look."""
+        reached[n].set()
+        await gates[n].wait()
+        return f"seen {n}"
+
+    looks = [ModelResponse(f"Wait {n}.", calls=[ToolCall("look", {"n": n})]) for n in range(3)]
+    model = ScriptedModel([*looks[:2], "three", looks[2], "two"])
+    async with talking(node, ToolAgent(model, [look])) as talk:
+        chat = talk.world.conversations["chat"]
+        await chat.send("one")
+        await reached[0].wait()
+        await chat.send("two", message_id="m2", on_overlap="steer")
+        gates[0].set()
+        await reached[1].wait()
+        await chat.send("three", on_overlap="rollback")
+        await reached[2].wait()
+
+        *before, question, said = await talk.transcript()
+        await talk.open("b", messages=[*before, question])
+        await talk.client.do("resume", "b")
+        await talk.open("c", messages=before)
+        await talk.client.do("send", "c", text="two", id="m2")
+        with anyio.fail_after(BOUND_S):
+            for name in ("b", "c"):
+                shown: dict[str, Any] = {"messages": before}
+                while texts(shown["messages"])[-1:] != texts([said]):
+                    shown = await talk.client.do("show", name)
+        gates[2].set()
+
+        for name in ("b", "c"):
+            shown = await talk.client.do("done", name)
+            assert texts(shown["messages"])[-2:] == ["user: two", "assistant: Wait 2.two"]
+            assert shown["messages"] == await talk.transcript()
 
 
 # --- answers to calls ----------------------------------------------------------------------------
