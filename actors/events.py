@@ -239,7 +239,7 @@ class Event(Value):
     timestamp: Annotated[AwareDatetime, AfterValidator(_in_utc)] = Field(default_factory=_now)
     turn_id: str | None = None
 
-    # These three skip pydantic's checks, so they mark their events for `is_checked`.
+    # These three skip pydantic's checks, so they mark their events for `is_constructed`.
 
     @classmethod
     def model_construct(
@@ -696,18 +696,17 @@ def is_seen_by_model(event: Event) -> TypeGuard[LLMConvertibleEvent]:
     return event.kind in SEEN_KINDS
 
 
-_FLAT_TYPES = frozenset((str, bool, int, datetime))
+FLAT_TYPES = frozenset((str, bool, int, datetime))
+"""The types of those values that hold no others."""
 
 
-def is_checked(event: Event) -> bool:
-    """True only if pydantic has checked all that the event holds: then it is read back as it is.
+def is_constructed(event: Event) -> bool:
+    """True only if pydantic has checked each value of the event, and its class is that of its kind.
 
-    Cheap, and may be False for such an event too, if it holds other models or JSON.
+    An event of which all values are of `FLAT_TYPES`, too, is read back as it is.
     """
-    return (
-        type(event.__pydantic_fields_set__) is set
-        and EVENT_CLASSES.get(event.kind) is type(event)
-        and _FLAT_TYPES.issuperset(map(type, filter(None, event.__dict__.values())))
+    return type(event.__pydantic_fields_set__) is set and (
+        EVENT_CLASSES.get(event.kind) is type(event)
     )
 
 
