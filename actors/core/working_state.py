@@ -132,6 +132,8 @@ class Decision:
 
     events: tuple[Event, ...] = ()
     reply: object = None
+    written: Mapping[str, bytes] = field(default_factory=dict)
+    """The JSON of an event by its id, if the command brought it; other events are encoded."""
     effects: tuple[TurnEffect, ...] = ()
     is_answer_over: bool = False
     """True if the running turn's answer is in the log: its pieces are dropped."""
@@ -143,8 +145,6 @@ class Decision:
     """The running turn's model is asked now."""
     is_suspended: bool = False
     """True if the running turn's agent ends its run here, to be run again when the turn goes on."""
-    written: Mapping[str, bytes] = field(default_factory=dict)
-    """The JSON of an event by its id, if the command brought it; other events are encoded."""
 
 
 @dataclass(slots=True, eq=False)

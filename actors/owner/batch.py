@@ -84,12 +84,12 @@ def records_of(decided: Sequence[Taken]) -> Sequence[Record]:
 
 def rejections_of(decided: Sequence[Taken]) -> Sequence[Rejection]:
     """Return the events that admission refused: they are kept before their callers hear of it."""
-    rejections = [
-        _rejection(one.refusal, one)
-        for one in decided
-        if one.refusal is not None and isinstance(one.refusal, AdmissionRefused)
-    ]
-    return rejections or ()  # an empty list would be one object more while the commit is waited for
+    # Mostly none: an empty list would be one object more while the commit is waited for.
+    rejections: tuple[Rejection, ...] = ()
+    for one in decided:
+        if isinstance(one.refusal, AdmissionRefused):
+            rejections = (*rejections, _rejection(one.refusal, one))
+    return rejections
 
 
 def _rejection(refusal: AdmissionRefused, stamp: Stamp) -> Rejection:
