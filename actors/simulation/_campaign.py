@@ -34,7 +34,7 @@ MARKS_SEEDS_MIN = 1_000
 SHRINK_RUNS_MAX = 200
 _CHECKED_EVERY = 20
 """One in this many seeds is run again from its tape, and must leave the same trace."""
-_COLLECTED_EVERY = 8
+_COLLECTED_EVERY = 2
 """Garbage is collected once in this many runs."""
 _REPORTED_EVERY_S = 0.25
 _STEPS_MAX = 8_000
