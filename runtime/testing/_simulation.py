@@ -203,14 +203,13 @@ class Node:
         self._clock_rate = clock_rate
         self.held: list[Any] = []  # Any: entries of the backend's scheduler
         self._tasks: Tasks | None = None
-        self._scope = simulation.scheduler.scope()
+        self._is_cancelled = False
         self._calls: dict[OneShot[Any], None] = {}  # Any: each call has its own kind of answer
         self._over: list[OneShot[None]] = []
         self._idle: list[_Worker] = []
         """The workers that wait for a call."""
         drawn = simulation.tape.draw("node.random", 1 << 16)
         self.random = random.Random(f"{name} {incarnation} {drawn}")
-        ids = random.Random(f"ids {name} {incarnation} {drawn}")
         # Most clocks are right, and take no step of their own.
         scheduler = simulation.scheduler
         is_right = clock_rate == 1.0
@@ -221,7 +220,7 @@ class Node:
             loop_time=self.monotonic,
             sleep=self.sleep,
             now=self.wall_clock,
-            ids=Ids(self.wall_clock, ids.getrandbits),
+            ids=Ids(self.wall_clock, self.random.getrandbits),
             random=self.random,
             start_thread=self._start_thread,
             blocking=self._block,
@@ -287,7 +286,9 @@ class Node:
         """Cancel its main function: an orderly end at an awkward moment."""
         if self.is_alive:
             self._simulation.note(f"{self} cancelled")
-            self._scope.cancel()
+            self._is_cancelled = True
+            if self._tasks is not None:
+                self._tasks.cancel_scope.cancel()
 
     async def wait_until_ended(self) -> None:
         """Wait until it has crashed or ended."""
@@ -397,13 +398,14 @@ class Node:
     async def run(self, main: Callable[[Node], Awaitable[None]]) -> None:
         """Run the main function, and whatever it started, to their end."""
         try:
-            with self._scope:
-                async with self._simulation.scheduler.open_tasks() as self._tasks:
-                    try:
-                        await main(self)
-                    finally:
-                        self.end_idle()
+            async with self._simulation.scheduler.open_tasks() as self._tasks:
+                try:
+                    if self._is_cancelled:  # before its first step
                         self._tasks.cancel_scope.cancel()
+                    await main(self)
+                finally:
+                    self.end_idle()
+                    self._tasks.cancel_scope.cancel()
         except* Exception as errors:  # noqa: BLE001 - carried to the world
             # A process that ends with a traceback; a cancellation beside it goes on.
             self.error = errors

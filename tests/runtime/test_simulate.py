@@ -599,6 +599,27 @@ def test_a_cancelled_node_cleans_up() -> None:
     assert done == ["cleaned up"]
 
 
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_node_that_is_cancelled_before_its_first_step_ends_at_its_first_wait(
+    backend: Backend,
+) -> None:
+    done: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(_: Node) -> None:
+            done.append("begun")
+            await anyio.sleep(1.0)
+            done.append("went on")
+
+        node = simulation.start("n", serve)
+        node.cancel()
+        await node.wait_until_ended()
+        assert node.error is None
+
+    simulate(world, backend=backend).check()
+    assert done == ["begun"]
+
+
 @pytest.mark.parametrize("kind", ["crash", "freeze", "cancel"])
 def test_a_strike_hits_before_every_step_that_it_may_be_given(
     kind: Literal["crash", "freeze", "cancel"],
