@@ -1183,7 +1183,7 @@ def brief(event: Event) -> str:
     for name in ("message_id", "outcome", "interrupted", "content", "detail"):
         value = fields.get(name)
         if value:
-            words.append(f"{name}={value!r}" if name != "content" else repr(value)[:40])
+            words.append(f"{name}={value!r}" if name != "content" else repr(value[:40])[:40])
     if (call_id := fields.get("tool_call_id")) is not None:
         words.append(f"call={call_id[-8:]}")
     if (turn_id := fields["turn_id"]) is not None:

@@ -733,13 +733,13 @@ class _Run:
                 subscribers = simulation.draw("subscribers", 3)
             for n in range(subscribers):
                 others.start_soon(self._subscribe, f"s{n + 1}")
-            with anyio.move_on_after(SAFETY_S):
+            with simulation.move_on_after(SAFETY_S):
                 async with simulation.scheduler.open_tasks() as clients:
                     for n in range(self.options.clients):
                         clients.start_soon(self._be_client, f"u{n + 1}")
             self._heal()
             others.start_soon(self._watch_progress)
-            with anyio.move_on_after(LIVENESS_S) as bound:
+            with simulation.move_on_after(LIVENESS_S) as bound:
                 await self._finish()
                 if not await self._catch_up(CATCH_UP_S + (self.struck_s or 0.0)):
                     heads = {name: self.oracles.head(name) for name in self.conversation_ids}
@@ -967,7 +967,7 @@ class _Run:
         is_sure = not (self.options.journal_faults or self.options.freezes) and (
             self._strike_of_journal is None and self.struck_s is None
         )
-        with anyio.move_on_after(grace_s + STOP_S) as bound:
+        with simulation.move_on_after(grace_s + STOP_S) as bound:
             drained = await conversations.drain(grace_s, messages=messages)
             server.is_drained = True
             simulation.mark(f"drained, messages {messages}")
@@ -998,7 +998,7 @@ class _Run:
             if server is None or not server.node.is_alive:
                 continue  # its operator would have started it again
             server.stop.set()
-            with anyio.move_on_after(STOP_S) as bound:
+            with self.simulation.move_on_after(STOP_S) as bound:
                 await server.node.wait_until_ended()
             if bound.cancelled_caught:
                 self.oracles.broken("R1", f"{server.node} has not ended in {STOP_S:.0f} s")
