@@ -239,7 +239,7 @@ class Event(Value):
     timestamp: Annotated[AwareDatetime, AfterValidator(_in_utc)] = Field(default_factory=_now)
     turn_id: str | None = None
 
-    # These three skip pydantic's checks, so they mark their events for `is_constructed`.
+    # These three skip pydantic's checks, so they mark their events for `is_validated`.
 
     @classmethod
     def model_construct(
@@ -700,10 +700,11 @@ FLAT_TYPES = frozenset((str, bool, int, datetime))
 """The types of those values that hold no others."""
 
 
-def is_constructed(event: Event) -> bool:
-    """True only if pydantic has checked each value of the event, and its class is that of its kind.
+def is_validated(event: Event) -> bool:
+    """True if pydantic has checked each value of the event, and its class is that of its kind.
 
-    An event of which all values are of `FLAT_TYPES`, too, is read back as it is.
+    If all its values are of `FLAT_TYPES`, too, it is read back as it is: models and JSON inside an
+    event may have come past pydantic's checks.
     """
     return type(event.__pydantic_fields_set__) is set and (
         EVENT_CLASSES.get(event.kind) is type(event)

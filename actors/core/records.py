@@ -14,7 +14,7 @@ from ..events import (
     UserMessageEvent,
     decode_event,
     encode_event,
-    is_constructed,
+    is_validated,
 )
 from ..journal import Record, StoredRecord
 from ..values.text import EVENT_LENGTH_MAX, check_length, check_new_id, error_text
@@ -42,8 +42,7 @@ def write_event(event: Event) -> bytes:
     its kind allows. One such record would make the log unreadable. So an event that is not known to
     be checked is read back here.
     """
-    # Other models and JSON inside an event may have come past pydantic's checks, too.
-    checked = check_texts(event) and is_constructed(event)
+    checked = check_texts(event) and is_validated(event)
     if not checked:
         check_new_id("kind", event.kind)
     try:
