@@ -459,7 +459,8 @@ class Journal(Protocol):
     async def release(self, conversation_id: str, *, epoch: int) -> None:
         """Give a conversation back, so that another process need not wait for the lease's end.
 
-        Does nothing if a later epoch has been claimed.
+        Does nothing if a later epoch has been claimed. Write nothing under this epoch afterwards: a
+        journal that several processes share refuses it.
         """
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:

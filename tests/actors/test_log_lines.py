@@ -27,6 +27,7 @@ FIELDS = {
     # Of a request over HTTP, of its answer, and the line of code where it failed.
     *("method", "status", "place"),
     "server",  # the host or the command of a server of tools
+    "span",  # the name of a span: of an operation, a tool or a model
 }
 """Names, numbers, and what an error says. A field that may hold chat text is not among them."""
 

@@ -61,7 +61,6 @@ def calls() -> Iterator[tuple[str, Call]]:
             "find message": lambda j, t=text: j.find_messages("c", [t]),
             "claim": lambda j, t=text: _refused_alone(j.claim(t)),
             "delete": lambda j, t=text: j.delete(t, epoch=1),
-            "release": lambda j, t=text: j.release(t, epoch=1),
             "fork of": lambda j, t=text: _fork(j, t, "f", 1),
             "reject": lambda j, t=text: j.reject(t, [Rejection(4e9, "v", "r", b"{}")], epoch=1),
             "reason": lambda j, t=text: j.reject("c", [Rejection(4e9, "v", t, b"{}")], epoch=1),
@@ -71,6 +70,7 @@ def calls() -> Iterator[tuple[str, Call]]:
             "append to": lambda j, t=text: _append(j, t, 99, 1, new_record()),
             "append id": lambda j, t=text: _append(j, "c", 99, 1, make_record(t)),
             "append kind": lambda j, t=text: _append(j, "c", 99, 1, Record("k", t, b"{}")),
+            "release": lambda j, t=text: j.release(t, epoch=1),
         }.items():
             yield f"{name} {text[:9]!r}", call
     for number in NUMBERS:
