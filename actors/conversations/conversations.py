@@ -718,8 +718,17 @@ async def _to_its_end(stop: Callable[[], Awaitable[None]]) -> None:
     Until then their names are taken in a runtime that others use, too. The runtime's limits bound
     the wait.
     """
+    cancelled: BaseException | None = None
+    is_over = False
     with anyio.CancelScope(shield=True):
-        await stop()
+        while not is_over:
+            try:
+                await stop()
+                is_over = True
+            except anyio.get_cancelled_exc_class() as error:  # asyncio's own passes the shield
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:

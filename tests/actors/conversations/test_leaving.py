@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -290,6 +291,47 @@ async def test_a_block_that_was_cancelled_leaves_its_names_free_in_the_runtime()
                     await anyio.sleep_forever()
             assert scope.cancelled_caught
             assert not runtime.tree().actors
+
+
+def test_a_native_cancellation_of_a_close_leaves_no_owner_without_its_journal() -> None:
+    """As by `asyncio.wait_for`: no shield keeps it out, and it comes once for each."""
+    actors: list[object] = []
+
+    class Closing(MemoryJournal):
+        async def __aexit__(self, *exc_info: object) -> None:
+            actors.extend(runtime.tree().actors)
+            await super().__aexit__(*exc_info)
+
+    @agent
+    async def ends_slowly(turn: TurnContext) -> None:
+        try:
+            reached.set()
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await let_go.wait()
+
+    runtime, reached, let_go = Runtime(), anyio.Event(), anyio.Event()
+
+    async def main() -> None:
+        async with runtime:
+            closing = Conversations(ends_slowly, journal=Closing(), runtime=runtime)
+            await closing.start()
+            await closing["c"].send("A")
+            await reached.wait()
+            close = asyncio.create_task(closing.aclose())
+            for _ in range(2):
+                await settle()
+                close.cancel()
+            await settle()
+            assert not close.done()
+            let_go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await close
+            assert not runtime.tree().actors
+
+    asyncio.run(main())
+    assert actors == []
 
 
 async def test_closing_again_waits_until_the_first_close_is_done() -> None:
