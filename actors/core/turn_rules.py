@@ -474,7 +474,8 @@ def _queue(
     """
     working = draft.working
     turns = working.state.turns
-    if len(turns.queued) >= working.settings.queued_messages_max and not is_exchanged:
+    again = sum(event.kind == "message_queued" for event in draft.events)  # by a rollback
+    if len(turns.queued) + again >= working.settings.queued_messages_max and not is_exchanged:
         raise QueueFull(working.conversation_id, working.settings.queued_messages_max)
     turn_id = draft.stamp.new_id()
     draft.add(

@@ -165,7 +165,7 @@ MUTANTS = [
         "the queue has no limit",
         turn_rules,
         "_queue",
-        "len(turns.queued) >= working.settings.queued_messages_max",
+        "len(turns.queued) + again >= working.settings.queued_messages_max",
         "False",
         options=Options.crowded(),
     ),

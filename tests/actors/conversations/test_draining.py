@@ -25,7 +25,7 @@ from turnkeeper.actors import (
     TurnContext,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
-from turnkeeper.actors.errors import Draining, InvalidInput, OwnedElsewhere
+from turnkeeper.actors.errors import Draining, InvalidInput, OwnedElsewhere, QueueFull
 from turnkeeper.actors.events import (
     ActionEvent,
     AgentMessageEvent,
@@ -305,6 +305,22 @@ async def test_a_message_that_replaces_another_waits_in_the_place_of_that() -> N
             assert await (await there["c"].send("C")).reply() == "a(C)"
             said = [line for line in await log_of(there["c"]) if line.startswith("u:")]
             assert said == ["u:A", "u:A, really", "u:B", "u:C"]
+
+
+async def test_what_a_rollback_puts_back_takes_up_room_in_the_queue() -> None:
+    """The message of the rollback has to wait itself: with the other, the queue was too long."""
+    stepping = Stepping()
+    world = World(stepping, queued_messages_max=1)
+    async with world.process() as here:
+        await here["c"].send("A")
+        await here["c"].send("B", on_overlap="steer")
+        stepping.gate.release()
+        await settle()
+        assert await here["c"].queued() == ()  # it has joined the turn
+        async with world.draining(here):
+            with pytest.raises(QueueFull):
+                await here["c"].send("C", on_overlap="rollback")
+            assert await log_of(here["c"]) == ["u:A", "a:0", "u:B"]
 
 
 async def test_messages_are_refused_if_so_chosen_and_a_known_one_is_still_known() -> None:
