@@ -51,7 +51,12 @@ from ..values.type_names import a_type
 
 try:
     import httpx2
-    from mcp import Client, MCPError, StdioServerParameters
+    from mcp import (
+        Client,
+        InputRequiredRoundsExceededError,
+        MCPError,
+        StdioServerParameters,
+    )
     from mcp import types as mcp_types
     from mcp.client.streamable_http import streamable_http_client
 except ImportError as error:
@@ -243,15 +248,25 @@ class _Http(httpx2.AsyncClient):
 
 
 async def _checked(response: httpx2.Response) -> httpx2.Response:
-    """Read what the package's client would read, and return the response or its failure."""
-    is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+    """Read what the package's client would read, and return the response or its failure.
+
+    The client takes a success without a message, such as a page or a 202, for a refusal. To a
+    notification a server answers so, and the client looks at no answer to it.
+    """
+    content_type = response.headers.get("content-type", "").lower()
+    is_json = content_type.startswith("application/json")
+    is_message = is_json or content_type.startswith("text/event-stream")
     if is_json or response.has_redirect_location:
         await response.aread()
-    if response.is_server_error and not (is_json and _is_of_the_protocol(response.content)):
-        await response.aclose()
-        said = f"the server answered with status {response.status_code}"
-        return _failed(response.request, mcp_types.CONNECTION_CLOSED, said)
-    return response
+    if response.is_server_error:
+        is_message = is_json and _is_of_the_protocol(response.content)
+    elif not response.is_success or response.request.method != "POST":
+        return response
+    if is_message:
+        return response
+    await response.aclose()
+    said = f"the server answered with status {response.status_code} and no message of the protocol"
+    return _failed(response.request, mcp_types.CONNECTION_CLOSED, said)
 
 
 def _is_of_the_protocol(body: bytes) -> bool:
@@ -339,9 +354,9 @@ async def _called(
     """
     try:
         result = await client.call_tool(name, dict(arguments), read_timeout_seconds=read_timeout_s)
-    except MCPError as error:
+    except (MCPError, InputRequiredRoundsExceededError) as error:
         said = f"{type(error).__name__}: {error_text(error)}"
-        if error.code in _OUTCOME_UNKNOWN_CODES:
+        if not isinstance(error, MCPError) or error.code in _OUTCOME_UNKNOWN_CODES:
             said = f"no result: {said}; the call may have happened"
             return ToolResult(said, is_error=True, may_have_happened=True)
         return ToolResult(said, is_error=True)

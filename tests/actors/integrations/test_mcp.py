@@ -219,6 +219,8 @@ REFUSED = '{"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "sol
         (200, {**JSON, "content-encoding": "gzip"}, "plain", "DecodingError", True),
         (200, {"content-type": "Application/JSON", "content-length": "9"}, "{", "Remote", True),
         (307, {"location": "/mcp", "content-length": "9"}, "cut", "Remote", True),
+        (200, {"content-type": "text/html"}, "<html>", "status 200 and no message", True),
+        (202, {}, "", "status 202 and no message", True),
     ],
 )
 async def test_a_bad_answer_over_http_fails_its_call_alone_and_the_call_may_have_happened(
@@ -381,6 +383,24 @@ async def test_a_result_that_does_not_fit_its_schema_tells_that_the_call_ran(
     assert result.is_error
     assert result.content.startswith("the call ran, but its result cannot be read: Invalid")
     assert "secret" not in caplog.text
+
+
+async def test_a_server_that_asks_for_input_without_an_end_is_not_said_to_have_run_the_call() -> (
+    None
+):
+    async def page(*_: object) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[types.Tool(name="ask", input_schema={"type": "object"})]
+        )
+
+    async def answer(*_: object) -> types.InputRequiredResult:
+        return types.InputRequiredResult(request_state="more")
+
+    server = Server("asking", on_list_tools=page, on_call_tool=answer)
+    async with mcp_tools(Client(server, input_required_max_rounds=1)) as tools:
+        result = await one(tools, "ask")
+    assert isinstance(result, AgentErrorEvent)
+    assert result.content.startswith("no result: InputRequiredRoundsExceededError")
 
 
 async def test_a_list_without_an_end_is_cut_off_and_said_once() -> None:
