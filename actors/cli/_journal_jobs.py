@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -206,27 +208,54 @@ def _opened_whole(path: Path) -> Iterator[TextIO]:
     """Open a file that is written whole or not at all: as a draft, which then replaces the file.
 
     A symbolic link stays, and the file that it leads to is replaced. A pipe or a device cannot be
-    replaced, so it is written to at once. Each call has a draft of its own, so of two that write
-    the same file at once, the later one to end has its file there, whole.
+    replaced, so it is written to at once. The file keeps its permissions. Each call has a draft of
+    its own, so of two that write the same file at once, the later one to end has its file there,
+    whole. Only a process that is killed, or a crash of the system, leaves a draft behind.
     """
     is_file = path.is_file() or not path.exists()
     place = Path(os.path.realpath(path)) if is_file else path
     own = f"{Ports().random.getrandbits(32):08x}"
     draft = place.with_name(f"{place.name}.{own}.part") if is_file else place
     try:
-        with draft.open("x" if is_file else "w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
+        with _removed_by_signals(draft) if is_file else nullcontext():
+            with draft.open("x" if is_file else "w", encoding="utf-8", newline="\n") as file:
+                if is_file and place.exists():
+                    shutil.copymode(place, draft)
+                yield file
+                file.flush()
+                if is_file:
+                    os.fsync(file.fileno())
             if is_file:
-                os.fsync(file.fileno())
-        if is_file:
-            draft.replace(place)
+                draft.replace(place)
     except BaseException as error:
         if is_file:
             draft.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename in (None, str(draft)):
                 error.filename = str(path)  # the file that the user named, and not the draft
         raise
+
+
+@contextmanager
+def _removed_by_signals(draft: Path) -> Iterator[None]:
+    """Remove a draft if a signal ends this process without leaving any block, as Ctrl-C would.
+
+    A signal that is ignored, as under nohup, stays so.
+    """
+
+    def end(number: int, _: object) -> None:
+        draft.unlink(missing_ok=True)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    ending = [signal.SIGTERM, signal.SIGHUP] if os.name == "posix" else []
+    handled = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 async def verify_logs(db: str, schema: str, on_progress: OnProgress) -> Verification:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -258,3 +259,34 @@ def test_ctrl_c_while_modules_are_loaded_or_commands_made_is_told_in_a_line(what
 
     assert stopped.stderr == "turnkeeper: stopped by Ctrl-C\n"
     assert stopped.returncode == 130
+
+
+_WRITING = """
+import sys
+from pathlib import Path
+from turnkeeper.actors.cli._journal_jobs import _opened_whole
+
+with _opened_whole(Path(sys.argv[1])) as file:
+    file.write("half of it")
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_a_signal_ends_leaves_no_draft(tmp_path: Path, number: int) -> None:
+    """Each export that a timeout ended left one more, as large as what it had written."""
+    output = tmp_path / "chats.jsonl"
+    output.write_text("of yesterday")
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _WRITING, output],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert len(list(tmp_path.iterdir())) == 2
+        process.send_signal(number)
+        assert process.wait() == -number
+
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of yesterday"]

@@ -543,3 +543,15 @@ def test_of_two_exports_to_one_file_at_once_each_is_whole_when_it_ends(tmp_path:
         assert output.read_text() == "second\n" * 20_000
     assert beside.read_text() == "of another program"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
+    """One that only its user could read could be read by all after the next export."""
+    output = tmp_path / "chats.jsonl"
+    output.touch(0o600)
+
+    with _opened_whole(output) as file:
+        file.write("private")
+        (draft,) = set(tmp_path.iterdir()) - {output}
+        assert draft.stat().st_mode & 0o777 == 0o600
+    assert output.stat().st_mode & 0o777 == 0o600
