@@ -25,6 +25,7 @@ from turnkeeper.actors.events import (
     decode_event,
 )
 
+from ..actors.agents.test_tool_agent import until
 from .site import BOUND_MS, Site, site
 from .stories import BEGAN, Story, refund_story, research_story, team_story
 
@@ -762,6 +763,7 @@ async def test_calls_that_could_not_be_read_are_read_at_the_next_event(browser: 
         await world.page.route("**/view?brief=*", lambda route: route.abort(), times=1)
         chat = world.conversations["alice"]
         await chat.send("pay it back")
+        await until(chat, "confirmation_requested")  # a later event would have them read again
         await world.at("alice", "act")
         await world.shows("The calls cannot be read", "tk-act")
 
