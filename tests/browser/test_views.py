@@ -10,6 +10,7 @@ import anyio
 import pytest
 from playwright.async_api import Browser, Route, expect
 
+from tests.actors.agents.test_tool_agent import until
 from turnkeeper.actors import (
     MemoryJournal,
     ModelResponse,
@@ -25,7 +26,6 @@ from turnkeeper.actors.events import (
     decode_event,
 )
 
-from ..actors.agents.test_tool_agent import until
 from .site import BOUND_MS, Site, site
 from .stories import BEGAN, Story, refund_story, research_story, team_story
 

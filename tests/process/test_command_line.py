@@ -25,6 +25,7 @@ from turnkeeper.actors.cli._app import _SECTIONS, app
 
 from .command import COMMAND, WarmCommand
 
+BOUND_S = 60.0
 COMMANDS = [name for section in _SECTIONS.values() for name in section]
 
 
@@ -262,10 +263,11 @@ def test_ctrl_c_while_modules_are_loaded_or_commands_made_is_told_in_a_line(what
 
 
 _WRITING = """
-import sys
+import signal, sys
 from pathlib import Path
 from turnkeeper.actors.cli._journal_jobs import _opened_whole
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
 with _opened_whole(Path(sys.argv[1])) as file:
     file.write("half of it")
     print("begun", flush=True)
@@ -287,6 +289,6 @@ def test_an_export_that_a_signal_ends_leaves_no_draft(tmp_path: Path, number: in
         process.stdout.readline()
         assert len(list(tmp_path.iterdir())) == 2
         process.send_signal(number)
-        assert process.wait() == -number
+        assert process.wait(BOUND_S) == -number
 
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of yesterday"]
