@@ -53,7 +53,7 @@ def is_agent(value: object) -> bool:
 
 
 _methods: Final[WeakKeyDictionary[FunctionType, bool]] = WeakKeyDictionary()
-"""Whether each method that was examined takes a turn and nothing else: examining one is slow."""
+"""True for each examined method that takes a turn and nothing else. To examine one takes long."""
 
 
 def _can_take(function: Callable[..., object], count: int) -> bool:

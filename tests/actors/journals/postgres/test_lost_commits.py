@@ -14,10 +14,11 @@ import pytest
 
 from turnkeeper.actors import Conversations, PostgresJournal, TurnContext, agent
 from turnkeeper.actors.errors import ConversationDeleted, Fenced
-from turnkeeper.actors.journal import Claim, Listing, Rejection, Snapshot
+from turnkeeper.actors.journal import Listing, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 
 from .... import postgres
+from .test_no_answer import append
 
 pytestmark = pytest.mark.costly
 
@@ -55,18 +56,6 @@ def commits_lost(schema: str) -> Iterator[None]:
                     f"INSERT INTO {table} ({named}) OVERRIDING SYSTEM VALUE "
                     f"SELECT {named} FROM kept_{table}".encode()
                 )
-
-
-async def append(journal: PostgresJournal, claim: Claim, at: int, event_id: str) -> list[int]:
-    return list(
-        await journal.append(
-            "c",
-            [make_record(event_id)],
-            epoch=claim.epoch,
-            expected_seq=at,
-            is_unfinished=False,
-        )
-    )
 
 
 async def test_of_two_owners_with_one_epoch_only_the_one_that_the_database_names_writes(
