@@ -589,17 +589,27 @@ class ImportRefused(Refused):
 
 
 class CorruptLog(Refused):
-    """A stored log cannot be read; nothing was changed, and it is never opened as if empty."""
+    """A stored log cannot be read; nothing was changed, and it is never opened as if empty.
 
-    def __init__(self, conversation_id: str, seq: int, found: str) -> None:
+    `others` are further conversations that the same call found damaged.
+    """
+
+    def __init__(
+        self, conversation_id: str, seq: int, found: str, *, others: Sequence[str] = ()
+    ) -> None:
+        shown = others[:10]
+        left_out = len(others) - len(shown)
+        more = f" and {left_out} more" if left_out else ""
+        also = f"further damaged conversations: {', '.join(shown)}{more}; " if others else ""
         super().__init__(
             f"conversation {conversation_id} cannot be read at seq {seq}: {found}; "
-            "nothing was changed; run `turnkeeper verify`, then repair the journal, or restore a "
-            "backup"
+            f"nothing was changed; {also}"
+            "run `turnkeeper verify`, then repair the journal, or restore a backup"
         )
         self.conversation_id = conversation_id
         self.seq = seq
         self.found = found
+        self.others = tuple(others)
 
 
 class JournalRefused(Refused):

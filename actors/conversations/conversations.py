@@ -639,11 +639,12 @@ class Conversations:
 
         Conversations that another process owns, or that are written to meanwhile, stay. Returns the
         ids of the deleted ones. If it raises or is cancelled, some may have been deleted; call it
-        again for the rest. Raises `CorruptLog` if one is damaged, after the others were deleted.
+        again for the rest. Raises `CorruptLog` if one is damaged, after the others were deleted;
+        if several are, `others` of the error has the ids of all but the first.
         """
         check_number("before", before, "seconds since 1970")
         deleted: list[str] = []
-        damage: CorruptLog | None = None
+        damaged: dict[str, CorruptLog] = {}
         for info in await self._open_journal().list():
             if info.updated_at < before:
                 try:
@@ -652,9 +653,11 @@ class Conversations:
                 except (OwnershipLost, ConversationNotFound):
                     pass
                 except CorruptLog as error:
-                    damage = damage or error  # else nothing behind it would ever expire
-        if damage is not None:
-            raise damage
+                    damaged[info.conversation_id] = error  # those behind it expire all the same
+        if damaged:
+            first, *others = damaged
+            found = damaged[first]
+            raise CorruptLog(first, found.seq, found.found, others=others) from found
         return deleted
 
     async def erase(self, owner: str, *, behalf: Behalf | None = None) -> Erasure:

@@ -638,20 +638,23 @@ async def test_old_conversations_expire_and_those_that_went_on_stay() -> None:
 
 
 async def test_a_damaged_conversation_keeps_no_other_from_expiring(tmp_path: Path) -> None:
-    """Each call stopped at it, so nothing behind it ever expired."""
+    """Each call stopped at it, so nothing behind it ever expired; and it named the first alone."""
     path = tmp_path / "chats.db"
+    damaged = [f"b{number:02}" for number in range(13)]
     async with verified(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
-        for name in ("a", "b", "c"):
+        for name in ("a", *damaged, "c"):
             await conversations[name].append(UserMessageEvent(id=f"of {name}", content="old"))
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE event SET payload = '{}' WHERE event_id = 'of b'")
+        connection.execute("UPDATE event SET payload = '{}' WHERE event_id LIKE 'of b%'")
 
     async with verified(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
         with pytest.raises(CorruptLog) as damage:
             await conversations.expire(before=4e9)
 
-        assert damage.value.conversation_id == "b"
-        assert [info.conversation_id for info in await conversations.journal.list()] == ["b"]
+        assert [damage.value.conversation_id, *damage.value.others] == damaged
+        assert "b01, " in str(damage.value)
+        assert "b10 and 2 more" in str(damage.value)
+        assert [info.conversation_id for info in await conversations.journal.list()] == damaged
 
 
 async def test_a_conversation_that_is_begun_anew_beside_expire_stays() -> None:

@@ -184,7 +184,7 @@ def test_a_sent_message_names_its_event_also_to_another_process() -> None:
         Forbidden("alice", "bob"),
         NotConfirmable("alice", ["c1", "c2"]),
         NotReplaceable("alice", "m1", "condensed"),
-        CorruptLog("alice", 3, "torn"),
+        CorruptLog("alice", 3, "torn", others=["bob"]),
         Draining("alice"),
         OwnedElsewhere("conversation alice", "http://10.0.0.1:1/x"),
         Fenced("alice", epoch=1, expected_seq=2, found_epoch=3, head=4),
