@@ -26,7 +26,7 @@ the block, and calls run in their turns; so enter it around `Conversations`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
@@ -73,6 +73,9 @@ _PAGES_MAX = 100
 _GONE = "the connection to the tool's server was closed before the call; nothing happened"
 _HTTP_S = httpx2.Timeout(30.0, read=300.0)
 """This and the following of redirects are as the package has them; a call has its own limit."""
+ANSWER_BYTES_MAX = 32 << 20
+"""The largest JSON answer that is read, decoded: no result could be larger in a log. The package's
+client itself bounds an event of a stream."""
 _OUTCOME_UNKNOWN_CODES = (
     mcp_types.CONNECTION_CLOSED,
     mcp_types.REQUEST_TIMEOUT,
@@ -90,6 +93,10 @@ class McpUnavailable(Unavailable):
         )
         self.found = found
         self.server = server
+
+
+class AnswerTooLarge(httpx2.RequestError):
+    """An answer of a server is larger than `ANSWER_BYTES_MAX`; the rest of it was not read."""
 
 
 @asynccontextmanager
@@ -257,9 +264,12 @@ async def _checked(response: httpx2.Response) -> httpx2.Response:
     is_json = content_type.startswith("application/json")
     is_message = is_json or content_type.startswith("text/event-stream")
     if is_json or response.has_redirect_location:
-        await response.aread()
+        response = await _read(response)
+    error = _protocol_error(response.content) if is_json and response.is_error else None
     if response.is_server_error:
-        is_message = is_json and _is_of_the_protocol(response.content)
+        is_message = error is not None
+    elif error is not None and _is_refusal(response.status_code, error.code):
+        return _failed(response.request, mcp_types.INVALID_REQUEST, error.message)
     elif not response.is_success or response.request.method != "POST":
         return response
     if is_message:
@@ -269,13 +279,39 @@ async def _checked(response: httpx2.Response) -> httpx2.Response:
     return _failed(response.request, mcp_types.CONNECTION_CLOSED, said)
 
 
-def _is_of_the_protocol(body: bytes) -> bool:
-    """True if this is an error of the server's own, and not of what stands before it."""
+async def _read(response: httpx2.Response) -> httpx2.Response:
+    """Return the response with its body, read and decoded. Raise `AnswerTooLarge`."""
+    body = bytearray()
+    async with aclosing(response.aiter_bytes()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > ANSWER_BYTES_MAX:
+                raise AnswerTooLarge(f"the answer has more than {ANSWER_BYTES_MAX:,} bytes")
+    headers = response.headers.copy()
+    for name in ("content-encoding", "content-length", "transfer-encoding"):
+        headers.pop(name, None)
+    read = httpx2.Response(
+        response.status_code, headers=headers, content=bytes(body), request=response.request
+    )
+    read.next_request = response.next_request
+    return read
+
+
+def _protocol_error(body: bytes) -> mcp_types.ErrorData | None:
+    """Return the error of the server's own, or None for one of what stands before it."""
     try:
-        mcp_types.JSONRPCError.model_validate_json(body)
+        return mcp_types.JSONRPCError.model_validate_json(body).error
     except ValidationError:
-        return False
-    return True
+        return None
+
+
+def _is_refusal(status: int, code: int) -> bool:
+    """True if a server refused a request with a code that also means a lost answer.
+
+    A status from 400 to 499 says that it did not take the request, such as after it has forgotten
+    the session. A timeout (408) may be that of a call.
+    """
+    return status != HTTPStatus.REQUEST_TIMEOUT and code in _OUTCOME_UNKNOWN_CODES
 
 
 def _failed(request: httpx2.Request, code: int, said: str) -> httpx2.Response:

@@ -109,9 +109,8 @@ class Answers:
         asked: Any = json.loads(body)
         if asked["method"] == "tools/call" and asked["params"]["name"] == "answer":
             wanted = asked["params"]["arguments"]
-            await Response(wanted["body"], wanted["status"], wanted["headers"])(
-                scope, receive, send
-            )
+            said = wanted["body"].encode("latin-1")
+            await Response(said, wanted["status"], wanted["headers"])(scope, receive, send)
             return
         is_given = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import socket
@@ -27,6 +28,7 @@ from turnkeeper.actors import Tool, ToolAgent, Tools
 from turnkeeper.actors.agents.tool_agent import ConfirmRisky
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import AgentErrorEvent, ObservationEvent
+from turnkeeper.actors.integrations import mcp
 from turnkeeper.actors.integrations.mcp import McpServer, McpUnavailable, mcp_tools
 from turnkeeper.actors.tool_calls import ToolCall
 from turnkeeper.runtime.testing import VirtualClock
@@ -203,6 +205,10 @@ async def test_a_server_that_dies_over_http_fails_its_calls_alone() -> None:
 
 JSON = {"content-type": "application/json"}
 REFUSED = '{"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "sold out"}}'
+FORGOTTEN, TIMED_OUT, MISREAD = (
+    f'{{"jsonrpc": "2.0", "id": null, "error": {{"code": {code}, "message": "no such session"}}}}'
+    for code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
+)
 
 
 # At an error, the HTTP package leaves its generators to the garbage collector, and trio tells so.
@@ -214,6 +220,11 @@ REFUSED = '{"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "sol
         (504, JSON, '{"message": "timed out"}', "status 504", True),
         (500, JSON, REFUSED, "sold out", False),
         (429, {"content-type": "text/plain"}, "later", "an error response", False),
+        (400, JSON, FORGOTTEN, "no such session", False),
+        (404, JSON, TIMED_OUT, "no such session", False),
+        (400, JSON, MISREAD, "no such session", False),
+        (408, JSON, TIMED_OUT, "no such session", True),
+        (502, JSON, FORGOTTEN, "no such session", True),
         (200, JSON, '{"jsonrpc": "2.0", "id": 1, "res', "Failed to parse JSON", True),
         (200, {"content-type": "text/event-stream"}, "data: {\n\n", "Failed to parse SSE", True),
         (200, {**JSON, "content-encoding": "gzip"}, "plain", "DecodingError", True),
@@ -233,6 +244,19 @@ async def test_a_bad_answer_over_http_fails_its_call_alone_and_the_call_may_have
     assert said in result.content
     assert isinstance(result, AgentErrorEvent) == may_have_happened
     assert ("the call may have happened" in result.content) == may_have_happened
+    assert (later.content, later.is_error) == ("", False)
+
+
+@pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning")  # as above
+async def test_an_answer_that_is_too_large_is_not_read_to_its_end() -> None:
+    """A gigabyte of zeros is a megabyte on the wire."""
+    zeros = gzip.compress(bytes(mcp.ANSWER_BYTES_MAX + 1)).decode("latin-1")
+    headers = {**JSON, "content-encoding": "gzip"}
+    async with over_http() as url, mcp_tools(url) as tools:
+        result = await one(tools, "answer", status=200, headers=headers, body=zeros)
+        later = await one(tools, "nothing")
+    assert result.may_have_happened
+    assert "AnswerTooLarge: the answer has more than 33,554,432 bytes" in result.content
     assert (later.content, later.is_error) == ("", False)
 
 
