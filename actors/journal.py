@@ -218,6 +218,8 @@ class SearchQuery(NamedTuple):
     label: tuple[str, str] | None = None
     scan_max: int = 1_000
     """The most messages to look at, if no index has exactly the wanted ones."""
+    status: str | None = None
+    """The status of the conversations, as in `ListQuery`."""
 
 
 class FoundMessage(NamedTuple):

@@ -105,18 +105,22 @@ def open_journal(
     schema: str,
     *,
     read_only: bool,
+    search: bool = False,
     address: str | None = None,
     lease_s: float = LEASE_S,
     owner_wait_s: float = _OWNER_WAIT_S,
 ) -> SQLiteJournal | PostgresJournal:
     """Return the journal at this path or URL, not entered yet.
 
+    `search`: keep an index of words, or, with `read_only`, search the index if there is one.
     `address` and `lease_s`: for a database, this process's address and lease. `owner_wait_s`: for a
     file, how long entering waits for another process to close it.
     """
     if not is_url(db):
-        return SQLiteJournal(db, read_only=read_only, owner_wait_s=owner_wait_s)
-    return PostgresJournal(db, schema=schema, read_only=read_only, address=address, lease_s=lease_s)
+        return SQLiteJournal(db, read_only=read_only, search=search, owner_wait_s=owner_wait_s)
+    return PostgresJournal(
+        db, schema=schema, read_only=read_only, search=search, address=address, lease_s=lease_s
+    )
 
 
 @contextmanager

@@ -95,6 +95,10 @@ def serve(
     schema: Annotated[
         str, typer.Option(metavar="NAME", help="With --postgres: the journal's schema.")
     ] = SCHEMA,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Keep an index of the words of chat messages, to find them."),
+    ] = False,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
     ] = "127.0.0.1",
@@ -257,6 +261,7 @@ def serve(
                 postgres or str(db),
                 schema,
                 read_only=False,
+                search=search,
                 address=None if nodes is None else nodes.address,
                 lease_s=lease,
                 owner_wait_s=OWNER_WAIT_S,
@@ -309,7 +314,7 @@ def inspect(
     try:
         server = _Served(
             agent=_NoAgent(),
-            journal=open_journal(db, schema, read_only=True),
+            journal=open_journal(db, schema, read_only=True, search=True),
             listener=_listen("127.0.0.1", port),
             grace_s=0,
             is_read_only=True,

@@ -533,6 +533,7 @@ class Conversations:
         cursor: str | None = None,
         prefix: str = "",
         owner: str | None = None,
+        status: str | None = None,
         label: tuple[str, str] | None = None,
         scan_max: int = 1_000,
     ) -> SearchResults:
@@ -540,13 +541,13 @@ class Conversations:
 
         Case and accents do not matter. With a `*` at the end, the last word stands for all words
         that begin with it. `owner`: the user to whom the conversations belong. `prefix`: the
-        beginning of their ids. `label`: a name and its value. For the next page, give the same
-        arguments and this page's `cursor`.
+        beginning of their ids. `status`: their status by now, in lower case. `label`: a name and
+        its value. For the next page, give the same arguments and this page's `cursor`.
 
         The journal indexes a little later than it writes; a page has everything written before its
-        `complete_to`. With a label, or a prefix other than a whole folder (`alice:`), a page looks
-        at `scan_max` messages with the words at most. A page that stopped there, or once its
-        messages had 16 MiB, has `is_complete` False, and its cursor continues there. Raises
+        `complete_to`. With a status, a label, or a prefix other than a whole folder (`alice:`), a
+        page looks at `scan_max` messages with the words at most. A page that stopped there, or once
+        its messages had 16 MiB, has `is_complete` False, and its cursor continues there. Raises
         `InvalidInput`, and `SearchIsOff` unless the journal was opened with `search=True`.
         """
         from ..core.search import make_search_query, results_of
@@ -557,6 +558,7 @@ class Conversations:
             cursor=cursor,
             prefix=prefix,
             owner=owner,
+            status=status,
             label=label,
             scan_max=scan_max,
         )

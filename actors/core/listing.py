@@ -318,19 +318,25 @@ def make_query(
     check_sought("prefix", prefix)
     if owner is not None:
         check_sought("owner", owner)
-    if status is not None:
-        check_text("status", status)
-        if status.upper() not in AgentExecutionStatus.__members__:
-            known = ", ".join(one.lower() for one in AgentExecutionStatus)
-            said = f"status is {status!r}; it takes one of {known}"
-            raise InvalidInput(said, argument="status", rule=f"status must be one of {known}")
+    status = checked_status(status)
     if order not in get_args(ListOrder):
         raise InvalidInput(f"order is {order!r}; it takes one of {', '.join(get_args(ListOrder))}")
     if label is not None:
         check_label(label)
-    status = None if status is None else status.lower()
     query = ListQuery(limit, None, prefix, owner, status, label, order, scan_max)
     return query if cursor is None else query._replace(after=decode_cursor(cursor, query))
+
+
+def checked_status(status: str | None) -> str | None:
+    """Return the status that a query asks for, in lower case. Raises `InvalidInput`."""
+    if status is None:
+        return None
+    check_text("status", status)
+    if status.upper() not in AgentExecutionStatus.__members__:
+        known = ", ".join(one.lower() for one in AgentExecutionStatus)
+        said = f"status is {status!r}; it takes one of {known}"
+        raise InvalidInput(said, argument="status", rule=f"status must be one of {known}")
+    return status.lower()
 
 
 def _filters(query: ListQuery) -> str:

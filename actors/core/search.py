@@ -13,6 +13,7 @@ from ..errors import InvalidInput
 from ..journal import SearchPage, SearchQuery
 from ..values.text import check_label, check_sought, check_text, check_whole
 from ..values.words import find_words
+from .listing import checked_status
 
 __all__ = ["SearchHit", "SearchResults", "make_search_query", "results_of"]
 
@@ -64,6 +65,7 @@ def make_search_query(
     cursor: str | None,
     prefix: str,
     owner: str | None,
+    status: str | None,
     label: tuple[str, str] | None,
     scan_max: int,
 ) -> SearchQuery:
@@ -98,7 +100,9 @@ def make_search_query(
             argument="words",
             rule=f"words must be at most {ASKED_WORDS_MAX}",
         )
-    query = SearchQuery(whole, limit, begins, None, prefix, owner, label, scan_max)
+    query = SearchQuery(
+        whole, limit, begins, None, prefix, owner, label, scan_max, checked_status(status)
+    )
     return query if cursor is None else query._replace(after=_decode_cursor(cursor, query))
 
 
@@ -123,7 +127,7 @@ def results_of(page: SearchPage, query: SearchQuery) -> SearchResults:
 
 
 def _filters(query: SearchQuery) -> str:
-    facts = (query.words, query.begins, query.prefix, query.owner, query.label)
+    facts = (query.words, query.begins, query.prefix, query.owner, query.label, query.status)
     return blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
 

@@ -499,6 +499,7 @@ async def search(
     cursor: Annotated[str | None, Query(description="The `cursor` of the page before.")] = None,
     prefix: Annotated[str, Query(description=_PREFIX, max_length=ID_LENGTH_MAX)] = "",
     owner: str | None = None,
+    status: str | None = None,
     label: Annotated[str | None, Query(description="`name=value`")] = None,
 ) -> Response:
     """Return the messages with these words in the caller's conversations, newest first."""
@@ -508,6 +509,7 @@ async def search(
         cursor=cursor,
         prefix=caller.stored(prefix),
         owner=owner if caller.user is None else caller.user,
+        status=status,
         label=_label_of(label),
     )
     return json_reply(

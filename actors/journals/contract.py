@@ -1366,37 +1366,71 @@ class JournalContract:
         async with self.make_searching_journal(tmp_path) as journal:
             assert await _found(journal, "word") == ["d1", "c1"]
 
-    async def test_a_search_keeps_to_its_owner_prefix_and_label(self, tmp_path: Path) -> None:
+    async def test_a_search_keeps_to_its_owner_prefix_status_and_label(
+        self, tmp_path: Path
+    ) -> None:
         async with self.make_searching_journal(tmp_path) as journal:
             names = [f"{'ab'[n % 2]}/{n:02}" for n in range(20)] + ["ab", "a"]
             for at, name in enumerate(names):
                 labels = {"x": "yz"[at % 3 == 0]}
-                listing = Listing(2, f"o{at // 2 % 2}", "idle", 1, 1, labels)
+                status = ("idle", "error")[at % 5 == 0]
+                listing = Listing(2, f"o{at // 2 % 2}", status, 1, 1, labels)
                 await _say(journal, name, "word", "word", listing=listing)
             await journal.index()
             every = {
-                (name, seq): (f"o{at // 2 % 2}", "yz"[at % 3 == 0])
+                (name, seq): (f"o{at // 2 % 2}", "yz"[at % 3 == 0], ("idle", "error")[at % 5 == 0])
                 for at, name in enumerate(names)
                 for seq in (1, 2)
             }
+            mixes: Sequence[tuple[tuple[str, str] | None, str | None]] = (
+                (None, None),
+                (("x", "y"), None),
+                (("x", "w"), None),
+                (None, "error"),
+                (("x", "y"), "error"),
+            )
             for owner in (None, "o0", "o1", "o2", ""):
                 for prefix in ("", "a", "a/", "b/", "a/1", "ab", "c/", "/"):
-                    for label in (None, ("x", "y"), ("x", "w")):
+                    for label, state in mixes:
                         wanted = {
                             (name, seq)
-                            for (name, seq), (has, value) in every.items()
+                            for (name, seq), (has, value, status) in every.items()
                             if owner in {None, has}
                             and name.startswith(prefix)
                             and label in {None, ("x", value)}
+                            and state in {None, status}
                         }
                         query = SearchQuery(
-                            ["word"], 1_000, prefix=prefix, owner=owner, label=label
+                            ["word"],
+                            1_000,
+                            prefix=prefix,
+                            owner=owner,
+                            label=label,
+                            status=state,
                         )
                         short = query._replace(limit=2, scan_max=3)
                         for one in (query, query._replace(limit=3), short):
                             found = await _walk_hits(journal, one)
                             assert len(found) == len(wanted), one
                             assert set(found) == wanted, one
+
+    async def test_a_search_follows_a_conversation_to_its_new_status(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            claim = await _say(journal, "c", "word", listing=Listing(1, "a", "running", 1, 1))
+            await journal.index()
+            for seq, status in ((2, "finished"), (3, "error")):
+                await journal.append(
+                    "c",
+                    [Record(f"end {seq}", "turn_ended", b"{}")],
+                    epoch=claim.epoch,
+                    expected_seq=seq,
+                    is_unfinished=False,
+                    # Of what else a list is sorted by, only the time of activity changes.
+                    listing=Listing(seq, "a", status, 1, seq),
+                )
+                for one in ("running", "finished", "error"):
+                    found = await _found(journal, "word", status=one)
+                    assert found == (["c1"] if one == status else [])
 
     async def test_a_search_follows_a_conversation_to_its_new_owner(self, tmp_path: Path) -> None:
         async with self.make_searching_journal(tmp_path) as journal:

@@ -406,7 +406,7 @@ class MemoryJournal:
         def find(after: int | None, limit: int) -> Sequence[Candidate]:
             below = [one for one in matching if after is None or one.number < after]
             return [
-                Candidate(one.number, one.name, _has_label(one.log, query), one)
+                Candidate(one.number, one.name, _is_shown(one.log.listing, query), one)
                 for one in below[:limit]
             ]
 
@@ -635,8 +635,10 @@ def _is_match(one: _Message, query: SearchQuery) -> bool:
     )
 
 
-def _has_label(log: _Log, query: SearchQuery) -> bool:
-    return query.label is None or log.listing.labels.get(query.label[0]) == query.label[1]
+def _is_shown(listing: Listing, query: SearchQuery) -> bool:
+    return query.status in {None, listing.status} and (
+        query.label is None or listing.labels.get(query.label[0]) == query.label[1]
+    )
 
 
 def _shown(query: SearchQuery, one: _Message) -> FoundMessage:

@@ -161,6 +161,10 @@ async def test_messages_are_found_by_their_words(browser: Browser) -> None:
         await expect(world.page.locator(".list-facts")).to_have_text("1 conversation")
         await world.page.get_by_role("searchbox").fill("penguins")
         await expect(world.page.locator(".list-facts")).to_have_text("2 messages")
+        await world.page.get_by_label("Status").select_option("error")
+        await world.shows("Nothing fits")
+        await world.page.get_by_label("Status").select_option("finished")
+        await expect(world.page.locator(".list-facts")).to_have_text("2 messages")
         await world.page.locator("tk-list .row").first.click()
         await expect(world.page).to_have_url(re.compile(r"#/c/one/log\?seq=[23]$"))
 

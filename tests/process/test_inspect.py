@@ -64,6 +64,24 @@ def test_a_journal_is_shown_live_beside_the_process_that_writes_it(
         assert send(writer, {"content": "still mine"}).json()["end"]["outcome"] == "completed"
 
 
+def test_words_are_found_beside_the_process_that_keeps_an_index_of_them(
+    tmp_path: Path, journal: tuple[str, Sequence[str]]
+) -> None:
+    db, schema = journal
+    where = ("--postgres" if db.startswith("postgres") else "--db", db, *schema)
+    with (
+        started(tmp_path, "serve", f"{EXAMPLE}:support", "--search", *where) as (writer, _),
+        started(tmp_path, "inspect", db, *schema) as (reader, _),
+    ):
+        send(writer, {"content": "about penguins"})
+        for address in (writer, reader):
+            found: httpx.Response | None = None
+            while found is None or (found.status_code == 200 and not found.json()["hits"]):
+                found = httpx.get(f"{address}/v1/search?words=penguins")  # indexed a moment later
+            assert found.status_code == 200, found.text
+            assert found.json()["hits"][0]["conversation_id"] == "alice"
+
+
 def test_a_journal_that_is_not_there_is_not_made(
     tmp_path: Path, journal: tuple[str, Sequence[str]]
 ) -> None:

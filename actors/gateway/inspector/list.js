@@ -99,9 +99,10 @@ export class ConversationList extends HTMLElement {
     }
     const { signal } = this.#reads;
     this.#isReading = true;
+    const query = this.#query;
     try {
       const page = await ask("conversations", {
-        query: { ...this.#query, limit: PAGE, cursor: this.#cursor }, signal,
+        query: { ...query, limit: PAGE, cursor: this.#cursor }, signal,
       });
       if (isNew) {
         this.#found = [];
@@ -112,7 +113,7 @@ export class ConversationList extends HTMLElement {
       this.#cursor = page.cursor;
       this.#isWhole = page.cursor === null;
       this.#problem = null;
-      if (isNew && this.#searches && this.#input.value.trim()) this.#found.push(...await this.#hits(signal));
+      if (isNew && this.#searches && query.prefix) this.#found.push(...await this.#hits(query, signal));
     } catch (problem) {
       if (problem.name === "AbortError") return;
       this.#problem = problem;
@@ -121,14 +122,14 @@ export class ConversationList extends HTMLElement {
       if (!signal.aborted) this.#isReading = false;
     }
     this.#show();
-    // A page may stop early, when it has looked at enough rows: that is not the end.
+    // A page may stop early, with more rows behind it.
     if (!this.#isWhole && !this.#problem && this.#found.length < PAGE) this.#read(false);
   }
 
   /** Return the messages with these words, as rows of the list. */
-  async #hits(signal) {
+  async #hits({ prefix: words, status }, signal) {
     try {
-      const { hits } = await ask("search", { query: { words: this.#input.value.trim(), limit: 100 }, signal });
+      const { hits } = await ask("search", { query: { words, status, limit: 100 }, signal });
       return hits.map((hit) => ({
         id: hit.conversation_id, seq: hit.seq, head: hit.seq, title: "", labels: {}, waiting_calls: [], status: "",
         last_by: hit.by, last_message: hit.snippet, active_at: hit.said_at, isHit: true,

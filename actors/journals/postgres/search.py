@@ -482,6 +482,7 @@ def read_search_page(
         "words": _tsquery(query),
         "owner": query.owner,
         "prefix": query.prefix,
+        "status": query.status,
         "label": label,
         "value": value,
         "limit": query.limit,
@@ -528,6 +529,12 @@ def page_statement(query: SearchQuery) -> str:
         is_shown.append("l.owner = %(owner)s")
     if query.prefix:
         is_shown.append("starts_with(c.name, %(prefix)s)")
+    if query.status is not None:
+        is_shown.append(
+            "EXISTS (SELECT FROM listing s LEFT JOIN listing_recent r "
+            "ON r.conversation = s.conversation AND r.seq >= s.seq "
+            "WHERE s.conversation = c.id AND coalesce(r.status, s.status) = %(status)s)"
+        )
     if query.label is not None:
         is_shown.append(
             "EXISTS (SELECT FROM label k WHERE k.conversation = c.id AND k.label = %(label)s "

@@ -162,14 +162,19 @@ class Candidate(NamedTuple):
     number: int
     conversation_id: str
     is_shown: bool
-    """False if its conversation lacks the label of the query, or another user by now."""
+    """False if its conversation lacks the status or the label of the query, or has another user by
+    now."""
     place: Any
     """Names the record to its journal."""
 
 
 def has_rest(query: SearchQuery) -> bool:
     """Return True if the search index may find messages that the query excludes."""
-    return query.prefix != folder_of(query.prefix) or query.label is not None
+    return (
+        query.prefix != folder_of(query.prefix)
+        or query.status is not None
+        or query.label is not None
+    )
 
 
 def fill_search_page(

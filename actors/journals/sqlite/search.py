@@ -519,11 +519,11 @@ def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> Sear
         rows, content = connection.execute(statement, values).fetchone()
         found: list[Candidate] = []
         at = 0
-        for number, name, has_label, *place in json.loads(rows):
+        for number, name, is_shown, *place in json.loads(rows):
             if with_records and (size := place[_SIZE_AT]) is not None:
                 place[_SIZE_AT] = content[at : at + size]
                 at += size
-            found.append(Candidate(number, name, bool(has_label), place))
+            found.append(Candidate(number, name, bool(is_shown), place))
         return found
 
     def show(wanted: Sequence[Candidate]) -> Iterator[tuple[FoundMessage, int]]:
@@ -544,8 +544,8 @@ def search_statement(
     words = [f'"{word}"' for word in (*query.words, *scope_words(query))]
     if query.begins:
         words.append(f'"{query.begins}" *')
-    has_label, conditions = "1", ["w.search_word MATCH ?"]
-    labels: list[object] = []
+    is_shown, conditions = "1", ["w.search_word MATCH ?"]
+    shown_values: list[object] = []
     values: list[object] = []
     values.append(" AND ".join(words))
     if after is not None:
@@ -556,15 +556,20 @@ def search_statement(
         conditions.append("l.owner = ?")
         values.append(query.owner)
     if query.label is not None:
-        has_label = "EXISTS (SELECT 1 FROM label k WHERE k.conversation = c.id AND k.label = ? "
-        has_label += "AND k.value = ?)"
-        labels += query.label
+        is_shown += " AND EXISTS (SELECT 1 FROM label k WHERE k.conversation = c.id"
+        is_shown += " AND k.label = ? AND k.value = ?)"
+        shown_values += query.label
+    if query.status is not None:
+        is_shown += " AND EXISTS (SELECT 1 FROM listing s LEFT JOIN listing_recent r"
+        is_shown += " ON r.conversation = s.conversation WHERE s.conversation = c.id"
+        is_shown += " AND ifnull(r.status, s.status) = ?)"
+        shown_values.append(query.status)
     owners = "JOIN listing l ON l.conversation = c.id" if query.owner is not None else ""
     shown, columns, content, events = "", "", "NULL", ""
     if with_records:
         shown, columns, content, events = _RECORD_SHOWN, _RECORD, _CONTENT, _RECORD_FROM
     rows = f"""
-        SELECT m.id, c.name, {has_label} AS has_label, m.seq, m.left_view, m.event {columns}
+        SELECT m.id, c.name, {is_shown} AS is_shown, m.seq, m.left_view, m.event {columns}
         FROM search_word w CROSS JOIN search_message m ON m.id = w.rowid
         JOIN conversation c ON c.log = m.log {owners} {events}
         WHERE {" AND ".join(conditions)} ORDER BY w.rowid DESC LIMIT ?
@@ -572,11 +577,11 @@ def search_statement(
     if with_records:
         rows = _bounded(rows, order="id DESC")
     statement = f"""
-        SELECT json_group_array(json_array(id, name, has_label, seq, left_view, event {shown})),
+        SELECT json_group_array(json_array(id, name, is_shown, seq, left_view, event {shown})),
             {content}
         FROM ({rows})
     """  # noqa: S608 - our own text
-    return statement, (*labels, *values, limit)
+    return statement, (*shown_values, *values, limit)
 
 
 def _bounded(rows: str, *, order: str) -> str:

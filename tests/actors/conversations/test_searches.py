@@ -144,6 +144,8 @@ async def test_a_page_follows_the_one_before(journal: Journal) -> None:
                 await conversations.search(other, cursor=first.cursor)
         with pytest.raises(InvalidInput, match="other filters"):
             await conversations.search("number", owner="ann", cursor=first.cursor)
+        with pytest.raises(InvalidInput, match="other filters"):
+            await conversations.search("number", status="finished", cursor=first.cursor)
         deep = urlsafe_b64encode(b"[" * 100_000).decode()
         for cursor in ("planted", "", "AAAA", "WyJ4IiwgMV0", "🐢", deep):
             with pytest.raises(InvalidInput):

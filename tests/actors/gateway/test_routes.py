@@ -444,7 +444,12 @@ async def test_messages_are_searched_by_pages() -> None:
         rest = (await world.http.get("/v1/search", params=params)).json()
         assert [hit["snippet"] for hit in rest["hits"]] == ["where is my order"]
         assert rest["cursor"] is None
-        for odd in ({}, {"words": "!"}, {"words": "order", "cursor": "planted"}):
+        for status, count in (("finished", 4), ("error", 0)):
+            params = {"words": "order", "status": status}
+            found = (await world.http.get("/v1/search", params=params)).json()
+            assert len(found["hits"]) == count
+        odd_status = {"words": "order", "status": "planted"}
+        for odd in ({}, {"words": "!"}, {"words": "order", "cursor": "planted"}, odd_status):
             assert (await world.http.get("/v1/search", params=odd)).status_code == 422
 
 
