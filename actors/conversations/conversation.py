@@ -553,6 +553,7 @@ class Conversation:
         exists: bool = False,
         seq: int | None = None,
         event_id: str | None = None,
+        at_us: int | None = None,
         behalf: Behalf | None = None,
     ) -> Conversation:
         """Return a handle whose commands are refused unless the conversation is the expected one.
@@ -563,11 +564,12 @@ class Conversation:
         `owner`: the user to whom it must belong, else `NotYours`. A command that begins the
         conversation gives it to this user, in its first commit. `exists`: a command must not begin
         the conversation, else `ConversationNotFound`. `seq` and `event_id`: the log must have this
-        event at this seq, else `NotThisLog`. `behalf`: the principal for whom the commands are
-        sent; if another process owns the conversation, that process authorizes the principal again,
-        else `Forbidden`.
+        event at this seq, else `NotThisLog`. `at_us`: the time that the event must have, in
+        microseconds since 1970, as well: an earlier log may have had the same id, if ids are given.
+        `behalf`: the principal for whom the commands are sent; if another process owns the
+        conversation, that process authorizes the principal again, else `Forbidden`.
         """
-        expected = Expected(owner, exists, seq, event_id, behalf)
+        expected = Expected(owner, exists, seq, event_id, at_us, behalf)
         return Conversation(self.conversation_id, self._region, self._setup, expected)
 
     async def check_user(self) -> None:

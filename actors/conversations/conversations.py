@@ -613,14 +613,15 @@ class Conversations:
         owner: str | None = None,
         seq: int | None = None,
         event_id: str | None = None,
+        at_us: int | None = None,
         behalf: Behalf | None = None,
     ) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.
 
         `owner`: the user to whom it must belong, else `NotYours`. `seq` and `event_id`: its
         log must have this event at this seq, else `NotThisLog`; so a call that is made again never
-        deletes a conversation that was begun meanwhile. `behalf`: the principal for whom it is
-        deleted, as in `Conversation.expecting`.
+        deletes a conversation that was begun meanwhile. `at_us` and `behalf`: as in
+        `Conversation.expecting`.
 
         A turn that runs is cut off; readers, and callers that await a turn, get
         `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
@@ -631,7 +632,7 @@ class Conversations:
         """
         from ..core.commands import Expected
 
-        expected = Expected(owner, seq=seq, event_id=event_id, behalf=behalf)
+        expected = Expected(owner, seq=seq, event_id=event_id, at_us=at_us, behalf=behalf)
         deletion = await self._delete(conversation_id, expected=expected)
         assert deletion is not None, "a deletion without a condition"
         return deletion

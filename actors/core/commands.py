@@ -123,6 +123,9 @@ class Expected:
     """The log must have an event at this seq."""
     event_id: str | None = None
     """The id that this event must have."""
+    at_us: int | None = None
+    """The time that it must have, in microseconds since 1970: a log that was begun anew may have
+    the same id at the same seq, if ids are given."""
     behalf: Behalf | None = None
     """The principal for whom the command is sent."""
 
@@ -143,6 +146,10 @@ class Expected:
             check_id("event_id", self.event_id)
             if self.seq is None:
                 raise InvalidInput("event_id is given without seq; give the seq of this event, too")
+        if self.at_us is not None:
+            check_whole("at_us", self.at_us)
+            if self.event_id is None:
+                raise InvalidInput("at_us is given without event_id; give the event's id, too")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ from .commands import (
     Undo,
 )
 from .condensation import CondensationPlan, check_proposal, make_room
+from .listing import time_us
 from .state import Folded
 from .turn_rules import (
     TurnCommand,
@@ -162,7 +163,11 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
         is_there = expected.seq <= state.seq
     else:
         known = working.find_event(expected.event_id, stamp)
-        is_there = known is not None and known.seq == expected.seq
+        is_there = (
+            known is not None
+            and known.seq == expected.seq
+            and expected.at_us in {None, time_us(known.event)}
+        )
     if not is_there:
         raise NotThisLog(name, expected.seq)
 

@@ -47,10 +47,12 @@ __all__ = [
     "ListedConversation",
     "ListedFold",
     "changes_listing",
+    "checked_status",
     "decode_cursor",
     "make_listing",
     "make_query",
     "page_of",
+    "time_us",
 ]
 
 CURSOR_RULE = "cursor must be that of the previous page, with the same filters and order"
@@ -97,11 +99,11 @@ class ListedFold:
 
     def begin_listed(self, event: Event) -> None:
         """Take the time of the first event of the log."""
-        self.created_us = self.active_us = _microseconds(event)
+        self.created_us = self.active_us = time_us(event)
 
     def fold_listed(self, event: Event) -> None:
         """Advance by this event of the log, which is of one of `ACTIVE_KINDS`."""
-        self.active_us = _microseconds(event)
+        self.active_us = time_us(event)
         if _is_chat(event):
             self._set_last(event)
         elif event.kind == "forked_from":
@@ -152,7 +154,8 @@ def _is_chat(event: Event) -> TypeGuard[UserMessageEvent | AgentMessageEvent]:
     return kind == "agent_message"
 
 
-def _microseconds(event: Event) -> int:
+def time_us(event: Event) -> int:
+    """Return the time of an event in microseconds since 1970."""
     # In whole numbers: exact in any year, which the float of `timestamp()` is not.
     since = event.timestamp - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -43,6 +43,7 @@ from ag_ui.core import (
     ToolCallStartEvent,
 )
 
+from ..core.listing import time_us
 from ..core.transcript import Transcript
 from ..events import (
     ActionEvent,
@@ -63,7 +64,7 @@ from ..events import (
 )
 from ..values.text import storable
 from .ag_ui_messages import AnswerCount, ag_ui_messages, answer_id, arguments_of
-from .names import Cursor, parse_cursor, time_us
+from .names import Cursor, parse_cursor
 
 __all__ = ["Out", "Progress", "RunCursor", "RunEvents", "Show", "parse_run_cursor"]
 

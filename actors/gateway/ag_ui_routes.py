@@ -23,6 +23,7 @@ from turnkeeper.runtime import TurnkeeperError
 
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
+from ..core.listing import time_us
 from ..core.transcript import Transcript
 from ..errors import EventIdConflict, MessageNotFound
 from ..events import (
@@ -41,7 +42,7 @@ from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, Items, MayByBody
 from .faults import PROBLEM, invalid_id, unusable
-from .names import ID_LENGTH_MAX, Cursor, time_us
+from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, once_it_happened
 from .replies import EventStream, Feed, Write
 from .runs import RUN_ID, run_event_id, run_id_of

@@ -15,11 +15,11 @@ import binascii
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, unquote
 
+from ..core.listing import time_us
 from ..errors import InvalidConversationId
-from ..events import Event, LoggedEvent
+from ..events import LoggedEvent
 from ..values.text import check_conversation_id, check_new_conversation_id
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "parse_cursor",
     "principal_of",
     "stored_id",
-    "time_us",
     "to_path",
     "wire_id",
 ]
@@ -39,7 +38,6 @@ ID_LENGTH_MAX = 256
 SEQ_MAX = 1 << 53
 _DRAWN = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 """The ids that turnkeeper draws. One that was given, such as that of a request, may come again."""
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _TIMED = re.compile(r"(?P<id>[^@]+)@(?P<us>-?[0-9]{1,18})")
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@:")
 
@@ -136,11 +134,6 @@ class Cursor:
             return str(self.seq)
         time = "" if self.at_us is None else f"@{self.at_us}"
         return f"{self.seq}.{quote(self.event_id, safe='')}{time}"
-
-
-def time_us(event: Event) -> int:
-    """Return the time of an event in microseconds, as a cursor has it."""
-    return (event.timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
 def parse_cursor(text: str) -> Cursor | None:

@@ -129,7 +129,8 @@ def _out(value: object) -> object:
         case ImageContent() | FileContent():
             return value.model_dump(mode="json")
         case Expected():
-            return {field.name: _out(getattr(value, field.name)) for field in fields(value)}
+            given = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {name: _out(one) for name, one in given.items() if one is not None}  # as above
         case Behalf():
             return {**asdict(value), "scopes": list(value.scopes)}
         case tuple():

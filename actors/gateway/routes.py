@@ -170,20 +170,18 @@ async def send_message(
 
 
 async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | None) -> Conversation:
-    """Return the conversation, with the client's conditions, which its owner checks again."""
+    """Return the conversation, with the client's conditions, which its owner checks."""
     if if_match is not None:
-        return caller.expecting(cursor=await _cursor_to_match(caller, if_match))
+        return caller.expecting(cursor=_cursor_to_match(if_match))
     if not create:
         return caller.expecting(exists=True)
     await caller.check_may_begin()
     return caller.conversation
 
 
-async def _cursor_to_match(caller: ConversationCaller, if_match: str) -> Cursor:
+def _cursor_to_match(if_match: str) -> Cursor:
     cursor = cursor_of(if_match.strip('"'), header="if-match")
-    # The owner checks the id and its place again when it decides; it knows no time.
-    found = None if cursor.at_us is None else await caller.find(Cursor(cursor.seq))
-    if not cursor.seq or (found is not None and not cursor.fits(found)):
+    if not cursor.seq:
         raise ProblemRaised(OWN["precondition-failed"])
     return cursor
 
@@ -608,12 +606,13 @@ async def _removed_labels(
 @router.delete(HERE, responses={412: PROBLEM})
 async def delete(caller: Writing, *, if_match: IfMatch = None) -> Response:
     """Delete a conversation, and return what was erased."""
-    cursor = None if if_match is None else await _cursor_to_match(caller, if_match)
+    cursor = None if if_match is None else _cursor_to_match(if_match)
     deletion = await caller.service.conversations.delete(
         caller.conversation_id,
         owner=caller.place.user,
         seq=None if cursor is None else cursor.seq,
         event_id=None if cursor is None else cursor.event_id,
+        at_us=None if cursor is None else cursor.at_us,
         behalf=caller.behalf,
     )
     return json_reply(deletion_json(deletion, caller.rename))

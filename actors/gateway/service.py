@@ -315,12 +315,12 @@ class ConversationCaller(Caller):
     def expecting(self, *, exists: bool = False, cursor: Cursor | None = None) -> Conversation:
         """Return the conversation; its commands are refused unless it exists, or has this event."""
         conversation = self.service.conversations[self.conversation_id]
-        seq, event_id = (None, None) if cursor is None else (cursor.seq, cursor.event_id)
         return conversation.expecting(
             owner=self.place.user,
             exists=exists,
-            seq=seq,
-            event_id=event_id,
+            seq=None if cursor is None else cursor.seq,
+            event_id=None if cursor is None else cursor.event_id,
+            at_us=None if cursor is None else cursor.at_us,
             behalf=self.behalf,
         )
 

@@ -18,6 +18,7 @@ from turnkeeper.actors import (
     MemoryStore,
     SQLiteJournal,
 )
+from turnkeeper.actors.core.listing import time_us
 from turnkeeper.actors.errors import (
     ConversationNotFound,
     InvalidInput,
@@ -215,9 +216,38 @@ def _waiting(conversations: Conversations, count: int) -> bool:
     return any(actor.mailbox_depth >= count for actor in conversations.runtime.tree().walk())
 
 
+async def test_an_event_whose_id_was_given_is_another_one_in_a_log_begun_anew() -> None:
+    """A copy of the request that began the first log has its event at the same seq again."""
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat, found = conversations["c"], []
+        for is_again in (False, True):
+            if is_again:
+                await conversations.delete("c")
+            await (await chat.send("A", event_id="given")).end()
+            found += [one async for one in chat.events(live=False) if one.event.id == "given"]
+        old, new = (time_us(one.event) for one in found)
+        meant: dict[str, Any] = {"seq": found[0].seq, "event_id": "given"}
+        assert found[1].seq == found[0].seq
+
+        with pytest.raises(NotThisLog):
+            await chat.expecting(**meant, at_us=old).send("B")
+        with pytest.raises(NotThisLog):
+            await conversations.delete("c", **meant, at_us=old)
+        await (await chat.expecting(**meant, at_us=new).send("B")).end()
+        await conversations.delete("c", **meant, at_us=new)
+
+
 async def test_what_cannot_be_expected_is_refused() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
-        for faults in ({"owner": ""}, {"owner": "a\x07"}, {"seq": 0}, {"event_id": "\0", "seq": 1}):
+        faulty: tuple[dict[str, Any], ...] = (
+            {"owner": ""},
+            {"owner": "a\x07"},
+            {"seq": 0},
+            {"event_id": "\0", "seq": 1},
+            {"seq": 1, "at_us": 1},
+            {"seq": 1, "event_id": "e", "at_us": 0.5},
+        )
+        for faults in faulty:
             with pytest.raises(InvalidInput):
                 conversations["c"].expecting(**faults)
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 
-from turnkeeper.actors import FileContent, FrozenObject, LoggedEvent, TurnContext
+from turnkeeper.actors import (
+    Conversations,
+    Deletion,
+    FileContent,
+    FrozenObject,
+    LoggedEvent,
+    TurnContext,
+)
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import AgentMessageEvent, UserMessageEvent
@@ -363,6 +371,28 @@ async def test_a_cursor_at_an_event_whose_id_was_given_is_gone_in_a_log_begun_an
     for cursor, status in ((old, 412), (new, 200)):
         reply = await world.http.delete(here, headers={"If-Match": cursor})
         assert reply.status_code == status, reply.text
+
+
+async def test_a_log_that_is_exchanged_before_its_deletion_is_decided_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the event was compared as the request came, and not by the owner."""
+    chat, here = world.conversations["alice"], "/v1/conversations/alice"
+    await (await chat.send("hello", event_id="request-7")).end()
+    old = Cursor.of([logged async for logged in chat.events(live=False)][1])
+    assert old.at_us is not None
+    delete = Conversations.delete
+
+    async def late(conversations: Conversations, name: str, **asked: Any) -> Deletion:  # noqa: ANN401 - as it is
+        await delete(conversations, name)
+        await (await chat.send("anew", event_id="request-7")).end()
+        return await delete(conversations, name, **asked)
+
+    monkeypatch.setattr(Conversations, "delete", late)
+    reply = await world.http.delete(here, headers={"If-Match": str(old)})
+
+    assert reply.status_code == 412, reply.text
+    assert (await chat.at()).view[0].content == "anew"  # type: ignore[attr-defined]
 
 
 async def test_a_log_that_is_exchanged_after_the_first_look_is_gone_too(

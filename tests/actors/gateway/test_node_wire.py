@@ -75,7 +75,7 @@ from turnkeeper.actors.owner.nodes import Passed
 from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.runtime import MailboxFull, OutcomeUnknown, Refused, TurnkeeperError
 
-EXPECTED = Expected("alice", exists=True, seq=3, event_id="e3")
+EXPECTED = Expected("alice", exists=True, seq=3, event_id="e3", at_us=5)
 SYSTEM = SystemPromptEvent(content="Be kind.")
 USER = UserMessageEvent(content="hello \N{GRINNING FACE}", author="alice")
 
@@ -118,6 +118,8 @@ def test_a_command_comes_out_as_it_went_in(command: FromOutside[object]) -> None
 
 def test_a_field_that_is_left_at_none_goes_unsaid() -> None:
     """An older process refuses a command with a field that it does not know."""
+    said = json.loads(encode_ask("alice", Undo(expected=Expected("alice", seq=3))))
+    assert said["expected"] == {"owner": "alice", "exists": False, "seq": 3}
     assert json.loads(encode_ask("alice", Undo())) == {
         "conversation_id": "alice",
         "command": "Undo",
