@@ -12,6 +12,7 @@ route streams the newest run from its beginning.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from ag_ui.core import BaseEvent, RunErrorEvent
@@ -25,7 +26,7 @@ from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
 from ..core.listing import time_us
 from ..core.transcript import Transcript
-from ..errors import EventIdConflict, MessageNotFound
+from ..errors import ConversationDeleted, EventIdConflict, MessageNotFound
 from ..events import (
     FileContent,
     ImageContent,
@@ -381,7 +382,7 @@ async def _write_run(
         for out in outputs:
             if isinstance(out, Show):
                 if await _may_show(caller, out):
-                    await put(events.show(out, await _transcript(caller)))
+                    await put(events.show(out, await _transcript(caller, events)))
             else:
                 cursor = None if out.progress is None else _cursor(events, out.progress)
                 await write(_frame(out.event, cursor))
@@ -418,10 +419,16 @@ async def _may_show(caller: ConversationCaller, asked: Show) -> bool:
     return False
 
 
-async def _transcript(caller: ConversationCaller) -> Transcript:
-    transcript = Transcript()
+async def _transcript(caller: ConversationCaller, events: RunEvents) -> Transcript:
+    """Return the transcript of the run's log. Raises `ConversationDeleted` if there is another."""
+    assert events.origin is not None, "a snapshot before the run's first event"
+    origin = replace(events.origin, at_us=events.origin_us)
+    transcript, is_same = Transcript(), False
     async for logged in caller.conversation.events(live=False):
         transcript.fold(logged)
+        is_same = is_same or origin.fits(logged)
+    if not is_same:
+        raise ConversationDeleted(caller.conversation_id)
     return transcript
 
 

@@ -25,6 +25,8 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.transcript import Transcript
 from turnkeeper.actors.events import ActionEvent, LoggedEvent
 from turnkeeper.actors.gateway import GatewayLimits, ag_ui_routes
+from turnkeeper.actors.gateway.ag_ui import RunEvents
+from turnkeeper.actors.gateway.runs import run_event_id
 from turnkeeper.actors.gateway.service import ConversationCaller
 
 from .node import Client, client, install
@@ -785,8 +787,8 @@ async def test_a_run_does_not_read_the_log_anew_for_each_event_that_is_not_of_it
     reads: list[int] = []
     transcript = ag_ui_routes._transcript
 
-    async def counted(caller: ConversationCaller) -> Transcript:
-        found = await transcript(caller)
+    async def counted(caller: ConversationCaller, events: RunEvents) -> Transcript:
+        found = await transcript(caller, events)
         reads.append(len(found.log))
         return found
 
@@ -810,6 +812,26 @@ async def test_a_run_does_not_read_the_log_anew_for_each_event_that_is_not_of_it
         assert len(reads) == 2, "for the user's message, and for the retraction"
         newest = reply.text.rindex("MESSAGES_SNAPSHOT")
         assert reply.text.index("said 3") < newest < reply.text.index("said 4")
+
+
+@pytest.mark.parametrize("anew", ["hello", "another text"])
+async def test_a_snapshot_of_a_log_begun_anew_is_not_shown_in_a_run_of_the_one_before(
+    anew: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's screen was replaced by the new log, and then the run ended as deleted."""
+    async with gateway_world() as world:
+        chat = world.conversations["chat"]
+
+        async def late(*_: object) -> bool:
+            await world.conversations.delete("chat")
+            await (await chat.send(anew, event_id=run_event_id("r1"))).end()
+            return True
+
+        monkeypatch.setattr(ag_ui_routes, "_may_show", late)
+        reply = await world.http.post(URL, json=run_input())
+
+        assert '"code":"conversation-deleted"' in reply.text
+        assert "MESSAGES_SNAPSHOT" not in reply.text
 
 
 async def test_each_event_of_a_run_says_what_a_client_has_that_got_it() -> None:
