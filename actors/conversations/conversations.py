@@ -282,15 +282,28 @@ class Conversations:
 
         If another task is still in `start`, that `start` closes what it has opened and raises
         `ConversationsClosed`; `aclose` waits for this. Raises `RuntimeError` in another event loop
-        than the one of `start`, and while an `async with` block is open, which closes them at its
-        end; nothing is closed then. If it is cancelled, it closes them all the same, and waits
-        until the owners have ended.
+        than the one of `start`, in an agent that answers one of the conversations, and while an
+        `async with` block is open, which closes them at its end; nothing is closed then. If it is
+        cancelled, it closes them all the same, and waits until the owners have ended.
         """
         if self._has_block and self.is_open:
             # It may hold scopes of the task that entered it, which no other task can leave.
             raise RuntimeError(
                 "the conversations were entered with `async with`, which closes them; nothing was "
                 "closed; leave the block, or open them with `start`"
+            )
+        from ..owner.wait_graph import turn_of  # as in `__init__`
+
+        inside = turn_of.get(None)
+        if (
+            inside is not None
+            and inside.wait_graph is self._setup.wait_graph
+            and inside.task_id == anyio.get_current_task().id
+            and not inside.is_over
+        ):
+            raise RuntimeError(
+                "a turn cannot close its own conversations, since the close would wait for it; "
+                "nothing was closed; let another task close them, such as the one that opened them"
             )
         await self._close()
 

@@ -775,7 +775,7 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _run_agent(self, turn: TurnContext, epoch: int, note_failure: NoteFailure) -> None:
         turn_id = turn.turn_id
-        inside = Inside(self._setup.wait_graph, self._conversation_id)
+        inside = Inside(self._setup.wait_graph, self._conversation_id, anyio.get_current_task().id)
         turn_of.set(inside)
         failure: BaseException | None = None
         end = EndTurn(turn_id, epoch)

@@ -23,6 +23,8 @@ class Inside:
 
     wait_graph: WaitGraph
     conversation_id: str
+    task_id: int = 0
+    """The task that runs the agent, as `anyio` numbers it."""
     is_over: bool = False
     """True once the turn has ended: tasks that it left running wait on their own behalf."""
 

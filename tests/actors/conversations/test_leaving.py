@@ -259,6 +259,35 @@ async def test_a_start_that_is_closed_meanwhile_leaves_nothing_open() -> None:
     assert (conversations.is_entered, conversations.is_open) == (False, False)
 
 
+async def test_a_turn_that_closes_its_own_conversations_is_told_and_they_stay_open() -> None:
+    """The close waited for the turn, and the turn for the close, until it counted as stuck."""
+
+    @agent
+    async def closing(_: TurnContext) -> str:
+        with pytest.raises(RuntimeError, match="a turn cannot close its own conversations"):
+            await conversations.aclose()
+        await others.aclose()
+        return "still open"
+
+    others = await Conversations(HeldAgent(), journal=MemoryJournal()).start()
+    conversations = await Conversations(closing, journal=MemoryJournal()).start()
+    assert await (await conversations["c"].send("A")).reply() == "still open"
+    await conversations.aclose()
+
+
+async def test_a_task_that_a_turn_has_started_may_close_its_conversations() -> None:
+    @agent
+    async def closing(_: TurnContext) -> None:
+        group.start_soon(opened.aclose)
+        await anyio.sleep_forever()
+
+    opened = await Conversations(closing, journal=MemoryJournal()).start()
+    async with anyio.create_task_group() as group:
+        turn = await opened["c"].send("A")
+        with pytest.raises(ConversationsClosed):
+            await turn.end()
+
+
 @pytest.mark.parametrize("fails", [True, False])
 async def test_conversations_that_could_not_be_opened_are_closed(fails: bool) -> None:
     class Torn(MemoryJournal):
