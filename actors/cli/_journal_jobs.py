@@ -219,7 +219,8 @@ def _opened_whole(path: Path) -> Iterator[TextIO]:
     is_file = path.is_file() or not path.exists()
     place = Path(os.path.realpath(path)) if is_file else path
     own = f"{Ports().random.getrandbits(32):08x}"
-    draft = place.with_name(f"{place.name}.{own}.part") if is_file else place
+    # Of 60 characters of the name, since a file's name may have 255 bytes.
+    draft = place.with_name(f"{place.name[:60]}.{own}.part") if is_file else place
     try:
         with _removed_by_signals(draft) if is_file else nullcontext():
             with draft.open("x" if is_file else "w", encoding="utf-8", newline="\n") as file:

@@ -545,6 +545,17 @@ def test_of_two_exports_to_one_file_at_once_each_is_whole_when_it_ends(tmp_path:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("letter", ["a", "\N{GRINNING FACE}"])
+def test_a_file_may_have_the_longest_name(tmp_path: Path, letter: str) -> None:
+    """The draft's name was longer by 14 bytes."""
+    output = tmp_path / (letter * (255 // len(letter.encode())))
+
+    with _opened_whole(output) as file:
+        file.write("whole")
+        assert all(path.name.endswith(".part") for path in tmp_path.iterdir())
+    assert output.read_text() == "whole"
+
+
 def test_a_file_that_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
     """One that only its user could read could be read by all after the next export."""
     output = tmp_path / "chats.jsonl"
