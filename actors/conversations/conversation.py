@@ -495,7 +495,8 @@ class Conversation:
         answered there as ones that may have happened, or as not run if they waited for a
         confirmation. Queued chat messages stay here. If the conversation was paused at that seq and
         no turn ran, the fork begins paused, and `resume` on the fork ends that. This
-        conversation is only read, and may go on meanwhile.
+        conversation is only read, and may go on meanwhile: its log up to `at`, or the part behind
+        its snapshot.
 
         Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted` if this one is
         deleted meanwhile, and `InvalidInput` if the log has no such seq. Raises `OwnedElsewhere` or
