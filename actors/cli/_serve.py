@@ -494,6 +494,7 @@ def _load_file(path: Path) -> ModuleType:
 
 def _listen(host: str, port: int) -> socket.socket:
     from ..gateway import GatewayLimits  # noqa: PLC0415 - an extra
+    from ..gateway.guard import PART_BYTES  # noqa: PLC0415 - as above
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -510,6 +511,9 @@ def _listen(host: str, port: int) -> socket.socket:
     if sys.platform == "linux":
         stall_ms = int(1_000 * GatewayLimits().write_stall_s)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+        # Else a kernel that holds megabytes takes nothing more before a third of them has left, and
+        # the guard takes a client that reads slowly for one that reads nothing.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PART_BYTES)
     return listener
 
 

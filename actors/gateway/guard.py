@@ -35,7 +35,7 @@ from .limits import GatewayLimits
 from .problems import OWN, Problem
 from .replies import problem_reply
 
-__all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper"]
+__all__ = ["LOOPBACK_HOSTS", "PART_BYTES", "Guard", "is_deeper"]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "OPTIONS"))
@@ -57,6 +57,9 @@ _ONCE = frozenset(
         b"prefer",
     )
 )
+
+PART_BYTES = 64 << 10
+"""How much of a body is given to the server at once."""
 
 _SAFE = (
     (b"cache-control", b"no-store"),
@@ -264,7 +267,12 @@ class _Replayed:
 
 
 class _Out:
-    """Sends a response, with the headers that all responses have, and bounds each write in time."""
+    """Sends a response, with the headers that all responses have, and bounds each write in time.
+
+    A write ends once the client has read most of what was written before. So a large body goes out
+    in parts: a client that takes longer than the bound to read it may read on, and one that reads
+    nothing holds a copy of one part, not of the whole body.
+    """
 
     def __init__(self, send: Send, stall_s: float) -> None:
         self.has_begun = False
@@ -277,6 +285,16 @@ class _Out:
             added = [header for header in _SAFE if header[0] not in own]
             message["headers"] = [*message["headers"], *added]
         self.has_begun = True
+        body = message.get("body", b"")
+        if len(body) > PART_BYTES:
+            last = (len(body) - 1) // PART_BYTES * PART_BYTES
+            for begin in range(0, last, PART_BYTES):
+                part = body[begin : begin + PART_BYTES]
+                await self._write({**message, "body": part, "more_body": True})
+            message = {**message, "body": body[last:]}
+        await self._write(message)
+
+    async def _write(self, message: Message) -> None:
         with anyio.move_on_after(self._stall_s) as scope:
             await self._send(message)
         if scope.cancelled_caught:

@@ -22,6 +22,7 @@ from turnkeeper.actors.cli import _serve
 from turnkeeper.actors.cli._app import app
 from turnkeeper.actors.cli._serve import _add_line, _listen, _load_agent, token
 from turnkeeper.actors.gateway import GatewayLimits
+from turnkeeper.actors.gateway.guard import PART_BYTES
 
 
 def test_small_parts_of_a_response_are_sent_at_once() -> None:
@@ -42,6 +43,17 @@ def test_a_client_that_takes_nothing_is_cut_off_by_the_kernel_too() -> None:
         with client, served:
             bound_ms = served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert bound_ms == 1_000 * GatewayLimits().write_stall_s
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_the_kernel_holds_little_for_a_client_that_reads_slowly() -> None:
+    """Else it takes nothing for longer than `write_stall_s`, and the client is cut off."""
+    with _listen("127.0.0.1", 0) as listener:
+        client = socket.create_connection(listener.getsockname())
+        served, _ = listener.accept()
+        with client, served:
+            held = served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    assert held == 2 * PART_BYTES
 
 
 def test_a_port_that_is_in_use_is_told_once_with_the_option(

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
-from starlette.types import Message, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
@@ -27,7 +27,7 @@ from turnkeeper.actors.gateway.access import Rates
 from turnkeeper.actors.gateway.ag_ui_routes import RunInput
 from turnkeeper.actors.gateway.ai_sdk_routes import ChatBody
 from turnkeeper.actors.gateway.application import ROUTERS
-from turnkeeper.actors.gateway.guard import is_deeper
+from turnkeeper.actors.gateway.guard import PART_BYTES, is_deeper
 from turnkeeper.actors.gateway.names import (
     Cursor,
     from_path,
@@ -703,6 +703,34 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_forgotten(
             while streams.count:
                 await anyio.lowlevel.checkpoint()
     assert not [line for line in caplog.messages if "request failed" in line]
+
+
+async def test_a_large_body_goes_out_in_parts_that_a_slow_client_reads_one_by_one() -> None:
+    """A client that took too long for a whole event was cut off there each time it came back."""
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        app = gateway.app(conversations)
+        sent: list[Message] = []
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            async def note(message: Message) -> None:
+                sent.append(dict(message))
+                await send(message)
+
+            await app(scope, receive, note)
+
+        transport = httpx.ASGITransport(serve)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            await (await conversations["alice"].send("x" * 1_000_000)).end()
+            for place in ("events?live=false", "messages?shape=ag-ui", "export"):
+                sent.clear()
+                reply = await http.get(f"/v1/conversations/alice/{place}")
+
+                _, *parts, last = sent
+                assert "x" * 1_000_000 in reply.text, place
+                assert len(reply.content) == sum(len(part["body"]) for part in (*parts, last))
+                assert max(len(part["body"]) for part in parts) == PART_BYTES
+                assert all(part["more_body"] for part in parts)
+                assert not last.get("more_body")
 
 
 # --- logs ----------------------------------------------------------------------------------------
