@@ -279,6 +279,36 @@ async def test_a_page_that_is_left_at_any_event_and_loaded_again_goes_on(node: C
             assert shown["outcome"] == "success"
 
 
+async def test_a_page_that_is_cut_again_before_anything_new_has_come_goes_on(node: Client) -> None:
+    """What was opened again in its pipeline is not opened there a second time."""
+    agent = Gated()
+    async with talking(node, agent) as talk:
+        for events in range(1, EVENTS_BEFORE):
+            agent.gate = anyio.Event()
+            await talk.open("b", resumes=True, messages=await talk.transcript())
+            for after in (events, 0, 0, 0, 0):
+                await talk.client.do("cut", "b", events=after)
+            await talk.send(f"left after {events}", "b")
+            while len((await talk.client.do("show", "b"))["statuses"]) < 2:
+                pass
+            await talk.client.do("leave", "b")
+            saved = (await talk.done("b"))["saved"]
+            await talk.open("c", resumes=True, **saved)
+            for after in (1, 2, 1):
+                await talk.client.do("cut", "c", events=after)
+            await talk.client.do("connect", "c")
+            now = await talk.client.do("show", "c")
+            while now["isRunning"] and len(now["statuses"]) < 4:
+                now = await talk.client.do("show", "c")
+            agent.gate.set()
+            shown = await talk.done("c")
+
+            assert "error" not in shown, (events, shown)
+            assert shown["messages"] == await talk.transcript(), (events, saved)
+            assert shown["types"].count("RUN_STARTED") == 1
+            assert shown["outcome"] == "success"
+
+
 async def test_the_stock_client_sends_the_same_again_after_any_cut(node: Client) -> None:
     agent = Gated()
     async with talking(node, agent) as talk:

@@ -23,18 +23,21 @@ export class ResumableHttpAgent extends HttpAgent {
   }
 
   async #read(input, ask, subscriber) {
-    for (let wait = 50, isOpen = false; !subscriber.closed; wait = Math.min(2 * wait, 5000)) {
+    let opened = 0; // the events without an id that the pipeline has: all, once one with an id came
+    for (let wait = 50; !subscriber.closed; wait = Math.min(2 * wait, 5000)) {
       try {
         const response = await ask();
         const { ok, status } = response;
         if (status === 204 || status === 404) return subscriber.complete(); // an empty thread
         if (!ok && status < 500 && status !== 429)
           return subscriber.error(new Error(`HTTP ${status}: ${await response.text()}`));
-        let isNew = !isOpen; // without an id, an event opens again what is open here
+        let [isNew, nth] = [false, 0]; // without an id, an event opens again what is open here
         for await (const { id, event } of framesOf(response)) {
           if (!id && event.type === 'RUN_ERROR') break; // of the server, not of the run
-          if ((isNew ||= id !== undefined)) subscriber.next({ ...event, rawEvent: { cursor: id } });
-          if (id) [ask, isOpen, wait, this.cursor] = [() => this.#goOn(input), true, 50, id];
+          isNew ||= id !== undefined || ++nth > opened;
+          if (isNew) subscriber.next({ ...event, rawEvent: { cursor: id } });
+          if (id) [ask, opened, wait, this.cursor] = [() => this.#goOn(input), Infinity, 50, id];
+          else if (isNew) opened += 1;
           if (/^RUN_(FINISHED|ERROR)$/.test(event.type)) return subscriber.complete();
         }
       } catch {} // the connection was cut
