@@ -114,10 +114,10 @@ def unusable(detail: str, **place: str) -> ProblemRaised:
 
 
 class OwnRoute(APIRoute):
-    """A route of our own API, which refuses a query parameter that it does not take."""
+    """A route of our own API, which refuses a query parameter that is unknown or comes twice."""
 
     def check_parameters(self, request: Request) -> None:
-        """Raise the problem of a request with an unknown parameter."""
+        """Raise the problem of a request with a parameter that is unknown or comes twice."""
         given = request.query_params
         if not given:
             return
@@ -125,6 +125,9 @@ class OwnRoute(APIRoute):
         if any(name not in names for name in given):
             allowed = f"these parameters only: {', '.join(names)}" if names else "no parameters"
             raise unusable(f"the address may have {allowed}", parameter="")
+        if len(given.multi_items()) > len(given):
+            twice = next(name for name in given if len(given.getlist(name)) > 1)
+            raise unusable("must come once", parameter=twice)
 
 
 def _parameters_of(dependant: Dependant) -> Iterator[str]:

@@ -73,6 +73,7 @@ it runs nothing."""
 # begin anew at each of its quotes, and take time with the square of their number.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/]+)(/.*)?", re.DOTALL)
+_PORT = re.compile(r":[0-9]*\Z")
 _HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]@,?#]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@,]+")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -172,7 +173,7 @@ class Guard:
             raise Refused(OWN["malformed"])
         known = {name: value.decode("latin-1") for name, value in headers}
         host = known.get(b"host", "").lower()
-        if _without_port(host) not in self._hosts:
+        if _PORT.sub("", host) not in self._hosts:
             raise Refused(OWN["unknown-host"])
         if b"content-length" in known and b"transfer-encoding" in known:
             # A proxy may have read another length, and then the rest is another client's request.
@@ -369,12 +370,6 @@ def _in_origin_form(scope: Scope) -> Scope:
     origin_form = {**scope, "path": path or "/", "headers": headers}
     origin_form.pop("raw_path", None)  # optional, and not used here
     return origin_form
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
 
 
 def is_deeper(body: bytes, depth_max: int) -> bool:

@@ -291,6 +291,25 @@ async def test_an_unknown_parameter_is_refused_with_those_that_exist(
     assert (await world.http.get(f"{HERE}")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("/v1/conversations?label=a%3Db&limit=1&label=c%3Dd", "label"),
+        (f"{HERE}/events?after=0&after=2", "after"),
+    ],
+)
+async def test_a_parameter_that_comes_twice_is_refused(
+    world: World, address: str, name: str
+) -> None:
+    """Only the last one counted, so a list had rows that the first filter leaves out."""
+    await world.http.post(f"{HERE}/messages", json={"content": "x"})
+
+    reply = await world.http.get(address, headers={"Accept": "application/json"})
+
+    assert reply.status_code == 422, reply.text
+    assert reply.json()["errors"] == [{"parameter": name, "detail": "must come once"}]
+
+
 async def test_an_unknown_parameter_is_told_to_nobody_without_a_token(tmp_path: Path) -> None:
     token, file = "t" * 40, tmp_path / "tokens"
     file.write_text(f"{hashlib.sha256(token.encode()).hexdigest()} alice read\n")

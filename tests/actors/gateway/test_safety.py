@@ -255,7 +255,8 @@ async def test_a_body_that_is_compressed_is_told_so(guarded: Guarded) -> None:
 
 async def test_a_server_answers_to_its_own_names_alone(guarded: Guarded) -> None:
     for place in EVERYWHERE:
-        for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::2]"):
+        others = ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::2]")
+        for host in (*others, "[::1].evil.example", "localhost:80@evil.example"):
             refused = await guarded.call(place, TOKENS["alice"], Host=host)
             assert refused.status_code == 421, place
             assert "`hosts`" in refused.json()["detail"]
