@@ -339,7 +339,9 @@ class ConversationCaller(Caller):
             raise ConversationNotFound(self.conversation_id)
 
     async def find(self, cursor: Cursor) -> LoggedEvent | None:
-        """Return the event at a cursor; None if the log does not have it there."""
+        """Return the event at a cursor; None if the log does not have it there, or at seq 0."""
+        if not cursor.seq:
+            return None
         try:
             async for logged in self.conversation.events(after=cursor.seq - 1, live=False):
                 return logged if cursor.fits(logged) else None

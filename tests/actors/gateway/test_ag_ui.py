@@ -14,6 +14,7 @@ from tests.actors.conversations.worlds import HeldAgent, HeldJournal, log_of
 from turnkeeper.actors import (
     Agent,
     Conversations,
+    MemoryJournal,
     ModelResponse,
     ScriptedModel,
     ToolAgent,
@@ -28,6 +29,7 @@ from turnkeeper.actors.gateway import GatewayLimits, ag_ui_routes
 from turnkeeper.actors.gateway.ag_ui import RunEvents
 from turnkeeper.actors.gateway.runs import run_event_id
 from turnkeeper.actors.gateway.service import ConversationCaller
+from turnkeeper.actors.journals.memory import MemoryStore
 
 from .node import Client, client, install
 from .worlds import BOUND_S, JSON, World, gateway_world
@@ -808,6 +810,35 @@ async def test_a_node_that_drains_or_is_full_says_to_connect_again() -> None:
         reply = await world.http.get(CONNECT)
         assert '"code":"draining"' in reply.text
         assert "id:" not in reply.text
+
+
+async def test_a_run_whose_message_is_the_first_event_of_a_log_goes_on_from_its_begin() -> None:
+    """A conversation that begins while others are handed over begins with a message that waits."""
+    store, streams = MemoryStore(), list[str]()
+    async with gateway_world(journal=MemoryJournal(store)) as world:
+
+        async def run() -> None:
+            streams.append((await world.http.post(URL, json=run_input())).text)
+
+        world.agent.hold("held")
+        await world.send("other", "held")
+        await world.agent.reached["held"].wait()
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.conversations.drain, BOUND_S)
+            while not world.conversations.is_draining:
+                await anyio.lowlevel.checkpoint()
+            group.start_soon(run)
+            while not await world.conversations["chat"].exists():
+                await anyio.lowlevel.checkpoint()
+            world.agent.release("held")
+
+    begin = streams[0].partition("id: ")[2].partition("\n")[0]
+    assert "/0.0/" in begin
+    async with gateway_world(journal=MemoryJournal(store)) as world:
+        rest = await world.http.get(CONNECT, headers={"Last-Event-ID": begin})
+        assert rest.status_code == 200, rest.text
+        assert '"delta":"a(hello)"' in rest.text
+        assert "RUN_FINISHED" in rest.text
 
 
 async def test_a_run_does_not_read_the_log_anew_for_each_event_that_is_not_of_its_turn(
