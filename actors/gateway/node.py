@@ -86,6 +86,7 @@ R = TypeVar("R")
 
 SIGNATURE = "turnkeeper-node"
 _RUN = re.compile(r"/[0-9a-f-]{16,64}")
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to it
 
 _logger = Logger("turnkeeper.gateway")
 
@@ -127,6 +128,11 @@ def node_address(url: str, *, ports: Ports | None = None) -> str:
     """
     if _split(url) != "" and _split(url) != "/":
         raise InvalidInput("the URL of a node is http://HOST:PORT, without a path")
+    if (host := urlsplit(url).hostname) in _EVERYWHERE:
+        raise InvalidInput(
+            f"the URL of a node is {url}; at {host} a machine may listen, but each other machine "
+            "would reach itself there; take the name or the address at which they reach this one"
+        )
     run = (ports or Ports()).ids.new().lower()
     return f"{url.rstrip('/')}/{run}"
 

@@ -1206,6 +1206,13 @@ async def test_an_address_that_is_none_of_a_node_is_not_called() -> None:
                 gateway.node_address(url)
 
 
+@pytest.mark.parametrize("url", ["http://0.0.0.0:8101", "http://[::]:8101"])
+def test_an_address_at_which_each_machine_reaches_itself_is_refused(url: str) -> None:
+    """Each command that was forwarded to it came back to its sender, which could not take it."""
+    with pytest.raises(InvalidInput, match="would reach itself"):
+        gateway.node_address(url)
+
+
 async def test_a_node_that_has_left_the_others_forwards_nothing() -> None:
     """As from a command that was looking for its owner when the node was left."""
     async with cluster() as made:
