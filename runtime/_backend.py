@@ -65,6 +65,7 @@ __all__ = [
     "open_scopes",
     "open_tasks",
     "parking",
+    "parking_behind",
     "pausing",
     "persist",
     "running_task",
@@ -185,6 +186,7 @@ def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
 class Woken(Protocol):
     """An object that wakes one parked task."""
 
+    is_done: bool
     waker: Waker | None
 
 
@@ -222,6 +224,25 @@ def parking() -> Park:
         return future
 
     return park
+
+
+def parking_behind() -> Park:
+    """Return a function like that of `parking`, for a task that has just woken another to wait for.
+
+    On asyncio, the woken task comes first in the loop's next pass. If it answers at once, the wait
+    ends in that pass, and needs no future. On trio, tasks that are ready run in no order.
+    """
+    park = parking()
+    if _trio() is not None:
+        return park
+
+    @types.coroutine
+    def park_behind(awaited: Woken) -> Generator[Any, None, None]:
+        yield
+        if not awaited.is_done:
+            yield from park(awaited).__await__()
+
+    return park_behind
 
 
 _spare_bells: deque[_TrioBell] = deque(maxlen=1024)

@@ -172,12 +172,15 @@ class Ref(Generic[M_contra]):
             asker = self._note_wait(asker, ask)
             cell = self._cell  # noting the wait may have activated another
         try:
+            park = system.park
             # The short way. Cells that are closed or full for any reason fail both tests.
             if control:
                 self._send(ask, control=True, may_wait=True)
             elif cell.is_parked:
                 if not cell.is_inline:
                     cell.wake_for(ask)
+                    if not cell.traits.is_batching:  # batches mostly wait for something
+                        park = system.park_behind
                 else:
                     cell.unpark()
                     cell.mail.append(ask)
@@ -189,7 +192,7 @@ class Ref(Generic[M_contra]):
             if not ask.is_done:
                 if timeout is not None:
                     system.clock.arm(ask, timeout)
-                await system.park(ask)
+                await park(ask)
         except BaseException:
             ask.abandon()
             self._leave(ask)

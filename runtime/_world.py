@@ -24,6 +24,7 @@ from ._backend import (
     loop_marker,
     membership,
     parking,
+    parking_behind,
     pausing,
 )
 from ._clock import Clock
@@ -90,6 +91,7 @@ class World:
         """Ends the runtime with a failure that was escalated past the last supervisor."""
         self.context: Context = copy_context()
         self.park: Park = _not_open
+        self.park_behind: Park = _not_open
         self.checkpoint: Callable[[], Awaitable[object]] = partial(_not_open, None)
         self.pause: Callable[[], Awaitable[object]] = self.checkpoint
         self.is_in_worker: Callable[[], bool] = bool
@@ -115,6 +117,7 @@ class World:
         self.home = self.mark()
         self.home_thread = get_ident()
         self.park = parking()
+        self.park_behind = parking_behind()
         self.checkpoint = checkpointing()
         self.pause = pausing()
         self.is_in_worker = membership(self.pool.tasks)

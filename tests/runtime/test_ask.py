@@ -1,5 +1,6 @@
 """Every ask ends: by a reply, an error, the message handed back, or its deadline."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import anyio
@@ -390,6 +391,27 @@ async def test_a_cold_query_is_answered_in_the_askers_own_stack() -> None:
         with pytest.raises(StopIteration) as answered:
             asked.send(None)  # no step of any other task in between
         assert answered.value.value == 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio runs tasks in no order
+async def test_an_ask_of_an_actor_at_rest_takes_one_pass_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    handle: asyncio.Handle
+    passes = -1
+
+    def count_pass() -> None:
+        nonlocal passes, handle
+        passes += 1
+        handle = loop.call_soon(count_pass)
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.ask(Get())  # now its worker is there
+        count_pass()
+        for _ in range(10):
+            await ref.ask(Get())
+        handle.cancel()
+    assert passes == 10
 
 
 async def test_an_ask_holds_on_to_nothing_once_it_is_over() -> None:
