@@ -334,12 +334,17 @@ class Ref(Generic[M_contra]):
         notice comes at once. The watch ends when the watcher stops, unless the watcher belongs to a
         region: then it is activated for the notice. An actor watches another only once: if the
         watcher's own `context.watch` of this actor ends, so does this watch.
+
+        Raises `RuntimeError` in another event loop than that of the watcher's runtime, and than
+        that of this actor's runtime, unless the actor has stopped already.
         """
+        watcher.check_home()
         if self._region is not None:
             self._region.watch(self._key, watcher, self)
         elif self._cell.phase is ENDED:
             watcher.notify_end(self, None)
         else:
+            self.check_home()
             if self._cell.watchers is None:
                 self._cell.watchers = {}
             add_watcher(self._cell.watchers, watcher, self)
@@ -366,6 +371,10 @@ class Ref(Generic[M_contra]):
     def is_at_home(self) -> bool:
         """True in its runtime's loop; in any other, nothing here may be called."""
         return self._cell.system.is_at_home
+
+    def check_home(self) -> None:
+        """Raise `RuntimeError` in another event loop than its runtime's."""
+        self._cell.system.check_home(self.name)
 
     @property
     def has_ended(self) -> bool:

@@ -237,6 +237,7 @@ class Region(Supervisor, Generic[M]):
         if self._is_closed and key not in self._cells:
             watcher.notify_end(target, None)
         else:
+            target.check_home()
             add_watcher(self._watchers.setdefault(key, {}), watcher, target)
 
     def unwatch(self, key: str, watcher: Ref[Terminated]) -> None:

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Generator
 from contextlib import closing
+from contextvars import Context
 from typing import Any
 
 import anyio
@@ -124,6 +125,14 @@ async def misuse(runtime: Runtime, ref: Ref[Any], use: str) -> None:
             ref.tell_nowait(Add())
         case "stop":
             await ref.stop()
+        case "watch":
+            async with Runtime() as other:
+                ref.watch(other.spawn(Counter, name="watcher"))
+        case "notify":
+            async with Runtime() as other:
+                watched = other.spawn(Counter, name="watched")
+                watched.watch(ref)
+                watched.unwatch(ref)
         case "leave":
             await runtime.aclose()
         case _:
@@ -132,7 +141,9 @@ async def misuse(runtime: Runtime, ref: Ref[Any], use: str) -> None:
 
 class TestAnotherLoop:
     @pytest.mark.parametrize("is_busy", [False, True])
-    @pytest.mark.parametrize("use", ["ask", "tell", "control", "now", "stop", "spawn"])
+    @pytest.mark.parametrize(
+        "use", ["ask", "tell", "control", "now", "stop", "watch", "notify", "spawn"]
+    )
     async def test_is_told_to_use_the_portal_and_changes_nothing(
         self, use: str, is_busy: bool
     ) -> None:
@@ -141,7 +152,7 @@ class TestAnotherLoop:
             blocked = await block(ref) if is_busy else None
 
             def run() -> None:
-                asyncio.run(misuse(runtime, ref, use))
+                Context().run(asyncio.run, misuse(runtime, ref, use))  # sniffio knows this loop
 
             with pytest.raises(RuntimeError, match=r"nothing happened; .* runtime\.portal\(\)"):
                 await runtime.ports.blocking(run)
@@ -176,6 +187,18 @@ class TestAnotherLoop:
             assert task.done(), "it waits"
             assert "or outside of its event loop; nothing happened" in str(task.exception())
             home.run(check())
+
+    async def test_is_refused_as_the_watcher_of_a_key(self) -> None:
+        async with Runtime() as runtime:
+            region = runtime.region("keyed", lambda _: Counter())
+
+            async def watch() -> None:
+                async with Runtime() as other:
+                    region["key"].watch(other.spawn(Counter, name="watcher"))
+
+            with pytest.raises(RuntimeError, match="nothing happened"):
+                await runtime.ports.blocking(lambda: Context().run(asyncio.run, watch()))
+            assert region._watchers == {}
 
     def test_of_the_same_thread_may_tell_a_busy_actor_which_handles_it_in_its_own(self) -> None:
         async def start() -> tuple[Runtime, Ref[Any], anyio.Event]:
