@@ -37,8 +37,9 @@ class DeadLetters:
         self.count += 1
         self.count_by_reason[reason] = self.count_by_reason.get(reason, 0) + 1
         self._events.publish(DeadLetter(message, actor, reason))
-        if not (isinstance(message, Message) and message.may_be_lost):
-            self._log(type(message).__name__, actor, reason)
+        kind = type(message)  # a proxy may raise if it is asked for its class
+        if not (issubclass(kind, Message) and kind.may_be_lost):
+            self._log(kind.__name__, actor, reason)
 
     def _log(self, kind: str, actor: str, reason: str) -> None:
         """Log the type of the message, never its content."""

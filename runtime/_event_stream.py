@@ -25,7 +25,7 @@ class Subscription(Generic[E]):
 
     def __init__(self, stream: EventStream, kind: type[E], buffer_max: int) -> None:
         self.missed = 0
-        """How many events were dropped because the buffer was full."""
+        """How many events were dropped: the buffer was full, or the kind's own code raised."""
         self._stream = stream
         self._kind = kind
         self._buffer: deque[E] = deque(maxlen=buffer_max)
@@ -47,11 +47,16 @@ class Subscription(Generic[E]):
 
     def offer(self, event: object) -> None:
         """Buffer an event if it is of the kind subscribed to."""
-        if isinstance(event, self._kind):
-            if len(self._buffer) == self._buffer.maxlen:
-                self.missed += 1
-            self._buffer.append(event)
-            self._wake()
+        try:
+            if not isinstance(event, self._kind):
+                return
+        except Exception:  # noqa: BLE001 - a protocol reads the event's properties, which may raise
+            self.missed += 1
+            return
+        if len(self._buffer) == self._buffer.maxlen:
+            self.missed += 1
+        self._buffer.append(event)
+        self._wake()
 
     def __aiter__(self) -> AsyncIterator[E]:
         return self

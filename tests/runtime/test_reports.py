@@ -1,6 +1,7 @@
 """Event stream, dead letters, log lines, and the tree."""
 
 import logging
+import weakref
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -67,6 +68,27 @@ def test_what_is_subscribed_to_is_a_type() -> None:
             stream.subscribe(wrong)  # type: ignore[arg-type]
     with stream.subscribe(int | str):  # type: ignore[arg-type]
         stream.publish(1)
+
+
+@pytest.mark.anyio
+async def test_a_subscriber_whose_kind_raises_misses_the_event_and_disturbs_nobody() -> None:
+    class Odd(type):
+        def __instancecheck__(cls, event: object) -> bool:
+            if event is None:
+                return False
+            raise ValueError("unknown")
+
+    class Kind(metaclass=Odd):
+        pass
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        with runtime.events.subscribe(Kind) as odd, runtime.events.subscribe(Failure) as failures:
+            with pytest.raises(ActorFailed):
+                await ref.ask(Fail(KeyError()))
+            assert await ref.ask(Get()) == 0
+            assert (await anext(failures)).actor == "counter"
+            assert odd.missed == 2, "the failure and the restart"
 
 
 @pytest.mark.anyio
@@ -158,6 +180,21 @@ async def test_a_dead_letter_that_may_be_lost_is_counted_and_not_logged(
         assert runtime.dead_letters.count == 101
     (logged,) = caplog.records
     assert "message=Add" in logged.getMessage()
+
+
+@pytest.mark.anyio
+async def test_a_proxy_of_what_is_gone_is_a_dead_letter_like_any_other() -> None:
+    message = Counter()
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        gate = await block(ref)
+        await ref.tell(weakref.proxy(message))
+        del message
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.stop)
+            await settle()
+            gate.set()
+        assert runtime.dead_letters.count == 1
 
 
 @pytest.mark.anyio
