@@ -48,7 +48,7 @@ class Actor(Generic[M]):
     """
 
     batch_max: ClassVar[int] = 1
-    """The most messages that `receive_batch` is given at once."""
+    """The most messages that `receive_batch` is given at once. It is a fact of the class."""
 
     supervision: ClassVar[Supervision] = DEFAULT_SUPERVISION
     """How this actor supervises the children that it spawns."""
@@ -269,6 +269,7 @@ def traits_of(kind: type[Hooks]) -> Traits:
     has_on_restart = kind.on_restart is not Actor.on_restart
     return Traits(
         is_batching=is_batching,
+        batch_max=kind.batch_max,
         is_inline=not is_batching and not inspect.iscoroutinefunction(kind.receive),
         has_on_start=kind.on_start is not Actor.on_start,
         has_last_hook=has_on_stop or has_on_restart,

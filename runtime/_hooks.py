@@ -39,6 +39,7 @@ class Traits:
 
     is_batching: bool
     """It overrides `receive_batch`."""
+    batch_max: int
     is_inline: bool
     """Its handler is a `def`: an ask can be answered in the asker's own stack."""
     has_on_start: bool
@@ -49,6 +50,7 @@ class Traits:
 
 NO_TRAITS: Final = Traits(
     is_batching=False,
+    batch_max=1,
     is_inline=False,
     has_on_start=False,
     has_last_hook=False,

@@ -75,13 +75,13 @@ def run_slice(  # noqa: C901 - one path, on one screen, without calls
     """Handle the messages that wait, one after the other. `life` is the cell's incarnation."""
     actor = life.actor
     assert actor is not None, f"{cell.name} has a slice before it was made"
-    receive = actor.receive
     mail = cell.mail  # the same lane for as long as the actor is not at rest
     now = cell.system.now
     began = ended = now()
     until = began + _SLICE_S
     handled = 0
     try:
+        receive = actor.receive
         for _ in _SLICE:
             if cell.control:
                 item = cell.control.popleft()
@@ -168,7 +168,7 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
     actor = life.actor
     assert actor is not None, f"{cell.name} has a slice before it was made"
     mail = cell.mail  # the same lane for as long as the actor is not at rest
-    count_max = actor.batch_max
+    count_max = cell.traits.batch_max
     deliveries: list[Delivery[Any]] = []
     trace: object = None
     is_ask = False
@@ -212,14 +212,15 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
         coroutine = actor.receive_batch(deliveries)
         if cell.spec.is_resident:
             return cell.suspend(coroutine, began=began, count=len(deliveries))
-        yielded = coroutine.send(None)
-    except StopIteration:
-        count = len(deliveries)
-        cell.handled += count
-        cell.traits.stats.record(now() - began, count)
-        leave_trace(cell, None)
-        cell.settle_batch(deliveries)
-        return SPENT
+        try:
+            yielded = coroutine.send(None)
+        except StopIteration:
+            count = len(deliveries)
+            cell.handled += count
+            cell.traits.stats.record(now() - began, count)
+            leave_trace(cell, None)
+            cell.settle_batch(deliveries)
+            return SPENT
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import anyio
 import pytest
 
 from turnkeeper.runtime import (
     Actor,
+    ActorFailed,
     Delivery,
+    Failure,
     Message,
     NotAnsweredInTime,
     NotStartedInTime,
@@ -122,3 +125,32 @@ async def test_a_batch_begins_with_its_control_messages() -> None:
         await settle()
 
         assert clerk.batches == [["first"], [Terminated.__name__, "mail"]]
+
+
+class Careless(Actor[object]):
+    """Its handler is a `def`, which fails before it has made its coroutine."""
+
+    def receive_batch(self, deliveries: Sequence[Delivery[object]]) -> Coroutine[Any, Any, None]:
+        return next(self._answer(each) for each in deliveries if isinstance(each.message, str))
+
+    async def _answer(self, delivery: Delivery[object]) -> None:
+        delivery.reply("answer")
+
+
+async def test_a_stop_iteration_of_the_handler_is_a_failure() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Careless, name="careless")
+        with runtime.events.subscribe(Failure) as failures:
+            with pytest.raises(ActorFailed) as failed:
+                await ref.ask(Note("first"))
+            assert isinstance(failed.value.__cause__, StopIteration)
+            assert (await anext(failures)).error is failed.value.__cause__
+
+
+async def test_the_bound_of_a_batch_is_that_of_the_class() -> None:
+    clerk = Clerk()
+    clerk.gate.set()
+    vars(clerk)["batch_max"] = 0
+    async with Runtime() as runtime:
+        ref = runtime.spawn(lambda: clerk, name="clerk")
+        assert await ref.ask(Note("first")) == "first"
