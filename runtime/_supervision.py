@@ -96,7 +96,10 @@ class Backoff:
     def delay_s(self, attempt: int, random: Random) -> float:
         """Return the delay before restart number `attempt`, counted from 0."""
         # The exponent is bounded because a float overflows at 1024 doublings.
-        plain = min(self.first_s * self.factor ** min(attempt, 64), self.max_s)
+        try:
+            plain = min(self.first_s * self.factor ** min(attempt, 64), self.max_s)
+        except OverflowError:  # with a factor of 2**16 or more
+            plain = self.max_s if self.first_s else 0.0
         return plain * (1 + self.jitter * (2 * random.random() - 1))
 
 

@@ -105,6 +105,14 @@ class TestPure:
         delay = backoff.delay_s(attempt, random.Random(seed))
         assert plain * 0.75 <= delay <= plain * 1.25
 
+    @pytest.mark.parametrize(("first_s", "delay_s"), [(0.1, 5.0), (0.0, 0.0)])
+    @pytest.mark.parametrize("factor", [2**16, 1e200, 10**400])
+    def test_backoff_may_grow_beyond_all_numbers(
+        self, factor: float, first_s: float, delay_s: float
+    ) -> None:
+        backoff = Backoff(first_s=first_s, factor=factor, max_s=5.0, jitter=0.0)
+        assert backoff.delay_s(64, random.Random(0)) == delay_s
+
     def test_backoff_starts_over_after_a_quiet_period(self) -> None:
         supervision = Supervision(backoff=Backoff(first_s=1.0, jitter=0.0, reset_s=60.0))
         log = RestartLog(supervision)
@@ -112,6 +120,21 @@ class TestPure:
         assert [log.next_delay_s(0.0, draw), log.next_delay_s(1.0, draw)] == [1.0, 2.0]
         assert log.next_delay_s(62.0, draw) == 4.0, "59 s after the last restart took effect"
         assert log.next_delay_s(66.0 + 60.1, draw) == 1.0
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_cannot_be_looked_up_fails_its_actor_alone() -> None:
+    class Unready(Actor[object]):
+        @property
+        def receive(self) -> Callable[[object], object]:
+            raise ValueError("not yet")
+
+    stopping = Supervision(otherwise=Directive.STOP)
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Unready, name="unready", supervision=stopping)
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+        assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
 
 
 @pytest.mark.anyio
