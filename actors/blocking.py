@@ -170,7 +170,7 @@ class _Loop:
         self._is_started = self._is_given_up = False
         self._error: BaseException | None = None
         """Raised by the conversations as they were opened or left."""
-        self._call_soon: Callable[[Callable[[], None]], None] = lambda _: None
+        self._call_soon: Callable[[Callable[[], None]], bool] = lambda _: False
 
     def open(self) -> None:
         """Start the thread; return once the conversations are open, or raise their error."""

@@ -541,10 +541,10 @@ class _TrioPlace:
         return cast("trio.lowlevel.Abort", self._lowlevel.Abort.SUCCEEDED)
 
 
-def thread_caller() -> Callable[[Callable[[], None]], None]:
+def thread_caller() -> Callable[[Callable[[], None]], bool]:
     """Return a function that runs its argument soon in this loop, from whichever thread.
 
-    Signal handlers and finalizers may call it, too. Once the loop is gone it does nothing.
+    Signal handlers and finalizers may call it, too. Once the loop is gone it only returns False.
     """
     trio_module = _trio()
     if trio_module is not None:
@@ -560,11 +560,12 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
             context.run(sniffio.current_async_library_cvar.set, "asyncio")
         call = partial(asyncio.get_running_loop().call_soon_threadsafe, context=context)
 
-    def call_soon(function: Callable[[], None]) -> None:
+    def call_soon(function: Callable[[], None]) -> bool:
         try:
             call(function)
         except gone:
-            return  # by contract: the loop is gone
+            return False
+        return True
 
     return call_soon
 

@@ -132,7 +132,7 @@ Item: TypeAlias = Tell | Ask | Firing | Order
 class Loop(Protocol):
     """The part of the runtime's world that a dropped delivery needs."""
 
-    call_soon: Callable[[Callable[[], None]], None]
+    call_soon: Callable[[Callable[[], None]], bool]
 
 
 class Debtor(Protocol):

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
@@ -156,9 +157,8 @@ class ThreadCalls:
         call = _Call(function)
         try:
             self._pending[call] = None
-            if self._is_over:
+            if self._is_over or not self._call_soon(lambda: self._begin(call)):
                 raise self._gone()
-            self._call_soon(lambda: self._begin(call))
             return call.answer.wait(timeout_s)
         except BaseException:
             if not call.answer.is_done:
@@ -254,9 +254,9 @@ class Portal:
         answer: ThreadOneShot[R] = ThreadOneShot()
         try:
             self._pending[answer] = None
-            if self._is_closed:
+            take = partial(self._take, answer, run)
+            if self._is_closed or not self._system.call_soon(take):
                 raise self._gone()
-            self._system.call_soon(lambda: self._take(answer, run))
             return answer.wait()
         finally:
             self._pending.pop(answer, None)

@@ -96,7 +96,8 @@ class World:
         self.pause: Callable[[], Awaitable[object]] = self.checkpoint
         self.is_in_worker: Callable[[], bool] = bool
         """True in the task of a worker, and in the tasks that such a task waits for."""
-        self.call_soon: Callable[[Callable[[], None]], None] = _drop
+        self.call_soon: Callable[[Callable[[], None]], bool] = _drop
+        """Runs a function in the loop, from any thread; False once the loop is gone."""
         self.mark: Callable[[], object] = object
         """Returns the mark of the loop that it is called in; see `loop_marker`."""
         self.home: object = None
@@ -245,5 +246,6 @@ async def _not_open(_: object) -> None:
     raise RuntimeError("the runtime has not been entered: use `async with` first")
 
 
-def _drop(_: Callable[[], None]) -> None:
+def _drop(_: Callable[[], None]) -> bool:
     """Do nothing: the loop does not run yet, so nothing can need a call in it."""
+    return False

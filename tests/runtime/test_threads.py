@@ -1,5 +1,6 @@
 """Threads: the portal into the loop, and the port out of it."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -16,16 +17,20 @@ from turnkeeper.runtime import (
     MailboxFull,
     MailboxSettings,
     Ports,
+    Ref,
     Runtime,
     TooManyThreads,
     Unavailable,
 )
+from turnkeeper.runtime._portal import Portal, ThreadOneShot
 from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 from turnkeeper.runtime.testing import settle
 
 from .actors import Add, Counter, Fail, Get, Run, block
 
 pytestmark = pytest.mark.anyio
+
+HANG_S = 30.0
 
 
 async def in_thread(function: Callable[[], object]) -> Any:  # noqa: ANN401 - whatever it returns
@@ -119,7 +124,12 @@ async def test_a_call_that_never_reached_the_loop_ends_when_the_portal_is_closed
     async with Runtime() as runtime:
         ref = runtime.spawn(Counter, name="counter")
         portal = runtime.portal()
-        runtime._system.call_soon = lambda _: on_the_way.set()  # and it is lost
+
+        def lose(_: Callable[[], None]) -> bool:
+            on_the_way.set()
+            return True
+
+        runtime._system.call_soon = lose
 
         def work() -> None:
             try:
@@ -133,6 +143,31 @@ async def test_a_call_that_never_reached_the_loop_ends_when_the_portal_is_closed
             await anyio.lowlevel.checkpoint()
     thread.join()
     assert isinstance(failures[0], Unavailable)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio's loop ends with its runtimes
+async def test_a_call_into_a_loop_that_was_closed_around_its_runtime_ends() -> None:
+    async def start() -> tuple[Portal, Ref[Any]]:
+        runtime = await Runtime().start()
+        return runtime.portal(), runtime.spawn(Counter, name="counter")
+
+    def call_in_vain() -> None:
+        loop = asyncio.new_event_loop()
+        portal, ref = loop.run_until_complete(start())
+        loop.close()
+        answer = ThreadOneShot[object]()
+
+        def call() -> None:
+            try:
+                answer.set(portal.ask(ref, Get()))
+            except Unavailable as error:
+                answer.fail(error)
+
+        threading.Thread(target=call, daemon=True).start()
+        answer.wait(HANG_S)
+
+    with pytest.raises(Unavailable, match="through the portal failed"):
+        await in_thread(call_in_vain)
 
 
 async def test_the_portal_refuses_the_loops_own_thread_which_would_wait_for_itself() -> None:

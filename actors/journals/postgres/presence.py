@@ -104,9 +104,9 @@ class Presence:
         lease_s: float,
         ports: Ports,
         on_notify: Callable[[Collection[int] | None], None],
-        on_lease_loss: Callable[[], None],
+        on_lease_loss: Callable[[], object],
         on_demoted: Callable[[], None],
-        on_ended: Callable[[], None],
+        on_ended: Callable[[], object],
     ) -> None:
         """Set up without starting the thread, in which the callbacks are called.
 

@@ -141,7 +141,7 @@ class JobThread:
         self.more_s = 0.0
         """Set by the worker: the seconds by which opening and each group may exceed the bound."""
         self._rest: Callable[[], float | None]
-        self._call_in_loop: Callable[[Callable[[], None]], None]
+        self._call_in_loop: Callable[[Callable[[], None]], object]
         self._is_over = threading.Event()
         self._is_home: Callable[[], bool] = _nowhere
         self.is_hung = False
@@ -252,7 +252,7 @@ class JobThread:
         self._is_open = False
         self._give_up()
 
-    def _watch(self, call_in_loop: Callable[[Callable[[], None]], None]) -> None:
+    def _watch(self, call_in_loop: Callable[[Callable[[], None]], object]) -> None:
         """Notice if the thread hangs. Runs in another thread, until the first one ends."""
         while not self._is_over.wait(_WATCH_INTERVAL_S):
             until = self._until
@@ -312,7 +312,7 @@ class JobThread:
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    def _run(self, call_in_loop: Callable[[Callable[[], None]], None]) -> None:
+    def _run(self, call_in_loop: Callable[[Callable[[], None]], object]) -> None:
         try:
             worker = self._open_worker()
         except Exception as error:  # noqa: BLE001 - handed to the caller of `start`

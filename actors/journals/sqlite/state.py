@@ -474,7 +474,7 @@ class _SharedJournal:
         self._ready: ThreadOneShot[None] = ThreadOneShot()
         self.ended: ThreadOneShot[None] = ThreadOneShot()
         self._is_ending = False
-        self._call_in_loop: Callable[[Callable[[], None]], None] = lambda _: None
+        self._call_in_loop: Callable[[Callable[[], None]], object] = lambda _: None
 
     def start(self) -> None:
         """Start the thread, unless it runs; return once it takes calls."""
