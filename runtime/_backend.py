@@ -17,9 +17,9 @@ import sys
 import time
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import cache, partial
 from threading import get_ident
 from typing import (
@@ -956,17 +956,27 @@ def _log_scopes_left(by: str) -> None:
     logger.warning("cancel scope left open, closed now", doing=by)
 
 
-@contextmanager
-def closing_scopes(by: str) -> Iterator[None]:
+class _ClosingScopes:
+    """Is made of no generator: one sets the traceback of each error, which a frozen one refuses."""
+
+    __slots__ = ("_by", "_leave")
+
+    def __init__(self, by: str) -> None:
+        self._by = by
+
+    def __enter__(self) -> None:
+        self._leave = open_scopes()
+
+    def __exit__(self, *_: object) -> None:
+        self._leave(self._by)
+
+
+def closing_scopes(by: str) -> AbstractContextManager[None]:
     """Leave the cancel scopes that the code inside opens in this task and does not leave.
 
     `by` names that code, for the log. See `open_scopes`.
     """
-    leave = open_scopes()
-    try:
-        yield
-    finally:
-        leave(by)
+    return _ClosingScopes(by)
 
 
 def running_task() -> object:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from weakref import ReferenceType
@@ -20,6 +21,7 @@ from turnkeeper.runtime._backend import clear_stray_cancellation, make_lone_bell
 from turnkeeper.runtime.lowlevel import (
     Bell,
     OneShot,
+    closing_scopes,
     home_check,
     make_bell,
     pausing,
@@ -159,6 +161,16 @@ def test_a_thread_that_calls_after_the_loop_is_gone_is_not_disturbed(
     call_soon = anyio.run(make, backend=anyio_backend[0], backend_options=anyio_backend[1])
 
     assert not call_soon(lambda: pytest.fail("nobody may run this"))
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+async def test_an_error_that_is_frozen_leaves_code_with_its_scopes_as_it_is() -> None:
+    with pytest.raises(Frozen), closing_scopes("a tool"):
+        raise Frozen(404)
 
 
 async def test_a_home_check_tells_its_loop_from_others(
