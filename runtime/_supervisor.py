@@ -126,7 +126,11 @@ class Supervisor:
             check_kind("supervision", supervision, Supervision)
             cell.own_log = RestartLog(supervision)
         self.children[name] = cell
-        cell.begin()
+        try:
+            cell.begin()
+        except BaseException:  # the program was interrupted, and may go on
+            cell.end(None)
+            raise
         if system.is_closing:
             cell.close_short_way()
         return Ref(cell)

@@ -231,6 +231,21 @@ async def test_a_runtime_is_not_used_before_it_is_entered(use: str) -> None:
         USES[use](Runtime())
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+async def test_a_spawn_that_is_interrupted_leaves_its_name_free(
+    interrupt: type[BaseException],
+) -> None:
+    """In a notebook, the program goes on."""
+
+    def interrupted() -> Counter:
+        raise interrupt
+
+    async with Runtime() as runtime:
+        with pytest.raises(interrupt):
+            runtime.spawn(interrupted, name="counter")
+        assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
+
+
 async def test_an_actor_in_place_of_its_class_is_refused_and_leaves_its_name_free() -> None:
     made: Any = Counter()
     async with Runtime() as runtime:
