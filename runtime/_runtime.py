@@ -51,7 +51,7 @@ from ._supervision import DEFAULT_SUPERVISION, Supervision, check_number, check_
 from ._supervisor import Supervisor, check_kind
 from ._system import Makers, System
 from ._tree import Tree, cells_of, take_tree
-from ._world import Limits
+from ._world import Limits, traceback_of
 from .errors import Unavailable
 from .ports import Ports
 
@@ -468,7 +468,11 @@ class Runtime:
             cancelled = None if is_swallowed else error
         if cancelled is not None:  # a cancellation from outside goes on, whatever else there is
             if failure is not None:
-                logger.error("the runtime failed while it was cancelled", error=repr(failure))
+                logger.error(
+                    "the runtime failed while it was cancelled",
+                    error=type(failure).__name__,
+                    exception=traceback_of(failure),
+                )
             if cancelled is error:
                 return False
             raise cancelled

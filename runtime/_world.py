@@ -38,7 +38,7 @@ from ._supervision import check_seconds
 from .errors import OwnershipLost, Refused
 from .ports import Ports, keeps_loop_time
 
-__all__ = ["Limits", "Tracing", "World"]
+__all__ = ["Limits", "Tracing", "World", "traceback_of"]
 
 Args = TypeVarTuple("Args")
 
@@ -198,7 +198,7 @@ class World:
                 actor=report.actor,
                 error=type(report.error).__name__,
                 decision=report.decision,
-                exception=_traceback_of(report.error),
+                exception=traceback_of(report.error),
             )
 
     @property
@@ -229,7 +229,7 @@ def _text_of(error: BaseException) -> str:
         return f"(its text could not be made: {type(broken).__name__})"
 
 
-def _traceback_of(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
     """Return an error's traceback, without the values of locals, which may be chat text."""
     try:
         return "".join(format_exception(error))

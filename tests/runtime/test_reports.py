@@ -252,7 +252,7 @@ async def test_no_traceback_is_made_of_a_failure_that_is_not_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[BaseException] = []
-    monkeypatch.setattr("turnkeeper.runtime._world._traceback_of", made.append)
+    monkeypatch.setattr("turnkeeper.runtime._world.traceback_of", made.append)
 
     with caplog.at_level(logging.ERROR, "turnkeeper.runtime"):
         async with Runtime(supervision=AT_ONCE) as runtime:

@@ -12,9 +12,11 @@ from turnkeeper.runtime import (
     Actor,
     ActorEnded,
     ActorFailed,
+    Directive,
     NotDelivered,
     Runtime,
     Stuck,
+    Supervision,
 )
 from turnkeeper.runtime.testing import (
     Backend,
@@ -411,3 +413,18 @@ async def test_a_worker_that_waits_for_a_job_is_not_cancelled_when_the_runtime_i
 
     assert not parked.is_killed
     assert not runtime._system.pool.workers
+
+
+async def test_a_failure_that_cannot_be_shown_does_not_take_the_place_of_a_cancellation() -> None:
+    class Detached:
+        def __repr__(self) -> str:
+            raise ValueError("its session is gone")
+
+    with anyio.CancelScope() as scope:
+        async with Runtime(supervision=Supervision(otherwise=Directive.ESCALATE)) as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            await ref.tell(Fail(KeyError(Detached())))
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert isinstance(runtime._failure, KeyError)
