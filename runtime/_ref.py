@@ -62,7 +62,9 @@ class Ref(Generic[M_contra]):
     @property
     def name(self) -> str:
         """The actor's path in the tree of actors."""
-        return self._cell.name if self._region is None else f"{self._region.name}/{self._key}"
+        if self._region is None:
+            return self._cell.name
+        return self._region.name + "/" + self._key  # a format of a key may be another text
 
     def __repr__(self) -> str:
         return f"Ref({self.name!r})"

@@ -181,7 +181,7 @@ class Supervisor:
 
     def remove(self, child: Child) -> None:
         """Forget a child that has ended, unless another child has its name by now."""
-        name = child.name.removeprefix(f"{self.name}/" if self.name else "")
+        name = child.name.removeprefix(self.name + "/" if self.name else "")  # as in `_new_name`
         if self.children.get(name) is child:
             del self.children[name]
         if self._above is not None:

@@ -1,6 +1,7 @@
 """Failures: who decides, what is restarted, in which order, how often, and after how long."""
 
 import contextlib
+import enum
 import random
 import types
 from collections.abc import Awaitable, Callable, Generator
@@ -135,6 +136,30 @@ async def test_a_handler_that_cannot_be_looked_up_fails_its_actor_alone() -> Non
         with pytest.raises(NotDelivered):
             await ref.ask(Get())
         assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - the format of a StrEnum is its text
+    """Text whose format is another: `Name.ONE`."""
+
+    ONE = "one"
+
+
+@pytest.mark.anyio
+async def test_a_child_of_an_actor_named_by_an_enum_is_forgotten_when_it_has_stopped() -> None:
+    async def spawn_and_stop(actor: Actor) -> None:
+        await actor.context.spawn(Counter, name="child").stop()
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name=Name.ONE)
+        for _ in range(2):
+            await ref.ask(Run(spawn_and_stop))
+
+
+@pytest.mark.anyio
+async def test_refs_to_the_key_of_an_enum_and_to_its_text_are_one() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("keyed", lambda _: Counter())
+        assert {region["one"], region[Name.ONE]} == {region["one"]}
 
 
 @pytest.mark.anyio
