@@ -7,6 +7,7 @@ handled. A periodic timer whose last message still waits does not add another.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 from ._messages import Firing
@@ -110,7 +111,7 @@ class Timers:
             timer.cancel()
 
     def _arm(self, delay_s: float, message: object, interval_s: float | None, key: object) -> Timer:
-        if delay_s != delay_s:  # noqa: PLR0124 - NaN, which equals nothing
+        if math.isnan(delay_s + 0.0):  # the sum raises `TypeError` for anything but a number
             raise ValueError("the delay of a timer must be a number of seconds, got nan")
         owner = self._owner
         owner.check_open("arm a timer")

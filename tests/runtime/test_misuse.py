@@ -18,6 +18,7 @@ import trio.testing
 
 from turnkeeper.runtime import (
     Actor,
+    ActorFailed,
     AskCycle,
     Backoff,
     Directive,
@@ -272,6 +273,19 @@ async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent(
         with pytest.raises((ValueError, TypeError, OverflowError)):
             await runtime.spawn(InPlace, name="in place").ask(Get(), timeout=timeout)
     assert received == []
+
+
+@pytest.mark.parametrize("delay_s", [1j, "5", 10**400], ids=["complex", "text", "too large"])
+async def test_a_delay_that_is_no_number_fails_its_actor_alone(
+    delay_s: Any,  # noqa: ANN401 - that is the case
+) -> None:
+    async def arm(actor: Actor) -> None:
+        actor.context.timers.once(delay_s, Add())
+
+    async with Runtime() as runtime:
+        with pytest.raises(ActorFailed, match=r"TypeError|OverflowError"):
+            await runtime.spawn(Counter, name="armed").ask(Run(arm))
+        assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
 
 
 WRONG: dict[str, Callable[[Any], object]] = {
