@@ -23,13 +23,13 @@ from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
-import anyio.lowlevel
 
 from turnkeeper.runtime import Effect, Message, Ports, Ref
 from turnkeeper.runtime.lowlevel import (
     clear_stray_cancellation,
     closing_scopes,
     is_interruption,
+    pausing,
     persist,
     task_group,
 )
@@ -311,7 +311,7 @@ class TurnContext:
         # An agent that asks again and again, and a model that never waits, would keep all other
         # tasks from running. Before the note: a cancellation here leaves no request that was never
         # made.
-        await anyio.lowlevel.checkpoint()
+        await pausing()()
         self._check_going_on()
         self._asked, self._response_id = request, None
         note = NoteRequest(self.turn_id, self._epoch, request)
@@ -391,6 +391,7 @@ class TurnContext:
         self._writers += 1
         number = self._writers  # not the function, which would refer to itself
         is_first = True
+        pause = pausing()
 
         async def write(piece: str) -> None:
             nonlocal is_first
@@ -403,10 +404,10 @@ class TurnContext:
                 await self._owner.ref.tell(stream)
                 # The owner handles it meanwhile. Without this, a source that never waits would come
                 # back each time just before the owner is at rest, and all pieces would be messages.
-                await anyio.lowlevel.checkpoint()
+                await pause()
             # A source of pieces that never waits would keep all other tasks from running, and every
             # interrupt from arriving.
-            await anyio.lowlevel.checkpoint()
+            await pause()
 
         return write
 
