@@ -197,9 +197,14 @@ class _TurnWatch:
             self._is_first, self.event_id = False, event.id
         if event.kind not in _WATCHED_KINDS:
             return event.turn_id == self.turn_id
+        # The commonest first: a pydantic class that does not match takes long to say so.
         match event:
             case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
                 self.turn_id, self._has_begun = joined, True
+            case AgentMessageEvent(turn_id=self.turn_id, content=content):
+                self._reply = content
+            case TurnEndedEvent(turn_id=self.turn_id):
+                self.end = TurnEnd(event.outcome, self._reply, event.detail or "")
             case MessageQueuedEvent(message_id=self._message_id, turn_id=str(waits)):
                 # The message waits, or waits again because the turn that it had joined was rolled
                 # back.
@@ -212,10 +217,6 @@ class _TurnWatch:
                 # Do not name its id: not every reader of this conversation may know it.
                 why = "it waits in the conversation that this one was forked from"
                 self.end = TurnEnd("withdrawn", "", why)
-            case AgentMessageEvent(turn_id=self.turn_id, content=content):
-                self._reply = content
-            case TurnEndedEvent(turn_id=self.turn_id):
-                self.end = TurnEnd(event.outcome, self._reply, event.detail or "")
             case _:
                 return event.turn_id == self.turn_id
         return True

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Literal, NamedTuple, Protocol, TypeAlias, overload
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, overload
 from urllib.parse import unquote_to_bytes
 
 from turnkeeper.runtime import Refused
@@ -36,6 +36,7 @@ from turnkeeper.runtime import Refused
 from ..core.view import Derivation, View
 from ..events import (
     RESULT_CLASSES,
+    RESULT_KINDS,
     ActionEvent,
     AgentMessageEvent,
     CondensationSummaryEvent,
@@ -150,6 +151,9 @@ class _Calls(NamedTuple):
     results: Sequence[ObservationLikeEvent]
 
 
+_RESPONSE_KINDS: Final = RESULT_KINDS | {"action"}
+
+
 class _Responses:
     """Reassembles responses: yields single events, and calls with all their results.
 
@@ -170,8 +174,13 @@ class _Responses:
         """The calls that still have no result."""
         return tuple(self._missing)
 
-    def fold(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
-        """Process the next event; yield the events and responses that are now complete."""
+    def fold(self, event: LLMConvertibleEvent) -> Iterable[LLMConvertibleEvent | _Calls]:
+        """Process the next event; return the events and responses that are now complete."""
+        if not self._missing and event.kind not in _RESPONSE_KINDS:
+            return (event,)  # nothing is held while no call waits for its result
+        return self._fold(event)
+
+    def _fold(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
         if isinstance(event, RESULT_CLASSES):
             if event.tool_call_id not in self._missing:
                 self._early[event.tool_call_id] = event
@@ -260,6 +269,9 @@ def _chat_messages(
                         call_id = api_call_id(result.tool_call_id)
                         content = _chat_text(result.content)
                         yield frozen(role="tool", tool_call_id=call_id, content=content)
+        # The commonest first: a pydantic class that does not match takes long to say so.
+        case AgentMessageEvent(content=content) if content.strip():
+            yield frozen(role="assistant", content=_chat_text(content))
         case UserMessageEvent(content=content, images=images, files=files) if images or files:
             text = _split(content, _CHAT_LENGTH_MAX) if content.strip() else ()
             parts = [frozen(type="text", text=piece) for piece in text]
@@ -276,8 +288,6 @@ def _chat_messages(
             yield frozen(role="user", content=_chat_text(_said(content)))
         case SystemPromptEvent(content=content) if content.strip():
             yield frozen(role="system", content=_chat_text(content))
-        case AgentMessageEvent(content=content) if content.strip():
-            yield frozen(role="assistant", content=_chat_text(content))
         case _:
             pass
 
