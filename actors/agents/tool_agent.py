@@ -362,7 +362,7 @@ class _Run:
         turn = self._turn
         agent = self._agent
         needs_confirmation = False
-        calls = [replace(call, risk=agent.tools.find_risk(call)) for call in response.calls]
+        calls = [self._with_risk(call) for call in response.calls]
         for call in calls:
             needs_confirmation |= await agent.needs_confirmation(call, turn)
         actions = await turn.propose_calls(
@@ -373,6 +373,11 @@ class _Run:
             needs_confirmation=needs_confirmation,
         )
         await turn.run_calls(actions, self._run_call)
+
+    def _with_risk(self, call: ToolCall) -> ToolCall:
+        """Return the call with the risk that its tool declares."""
+        risk = self._agent.tools.find_risk(call)
+        return call if call.risk == risk else replace(call, risk=risk)
 
     async def _tell_of_empty_response(self, response: ModelResponse) -> None:
         turn = self._turn

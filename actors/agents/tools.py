@@ -367,13 +367,17 @@ class Tools:
 
     def runner(self, turn: TurnContext) -> Callable[[ActionEvent], Awaitable[ToolResult]]:
         """Return the runner of this turn's calls: `turn.call_tools(calls, tools.runner(turn))`."""
-        # With a free place, a call begins at once: it need not let other tasks run first.
-        limit = anyio.Semaphore(self._calls_at_once_max, fast_acquire=True)
+        limit: anyio.Semaphore | None = None
 
         async def run(action: ActionEvent) -> ToolResult:
+            nonlocal limit
+            if limit is None:  # made by the first call: most turns have none
+                # With a free place, a call begins at once: it need not let other tasks run first.
+                limit = anyio.Semaphore(self._calls_at_once_max, fast_acquire=True)
             async with limit:
                 result = await self._run(action, turn)
-            return replace(result, content=_cut(result.content, self._result_length_max))
+            content = _cut(result.content, self._result_length_max)
+            return result if content is result.content else replace(result, content=content)
 
         return run
 

@@ -25,7 +25,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from sys import float_info
-from typing import Protocol
+from typing import Final, Protocol
 
 from turnkeeper.runtime import Refused, Unavailable
 
@@ -91,10 +91,12 @@ class ModelRequest:
     """Begin each chat message with the name of its author, if it has one."""
 
     def __post_init__(self) -> None:
-        names = [api_tool_name(tool.name) for tool in self.tools]
-        for name in names:
-            if names.count(name) > 1:
+        names: set[str] = set()
+        for tool in self.tools:
+            name = api_tool_name(tool.name)
+            if name in names:
                 raise InvalidInput(f"two tools are called {name}; give each its own name")
+            names.add(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,11 @@ def request_of(model: Model, request: ModelRequest) -> StepRequest:
 
 def _digest(value: object) -> str:
     """Return a digest of a value's JSON. Parts that JSON cannot hold count by their `repr`."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_encode(value).encode(), digest_size=16).hexdigest()
+
+
+_encode: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=repr).encode
+"""Kept: `json.dumps` with these settings makes an encoder for each call."""
 
 
 class ModelUnavailable(Unavailable):
