@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from turnkeeper.runtime import Backoff, Refused
 
-from ..core.stuck import StuckDetector
+from ..core.stuck import SeenEvent, StuckDetector
 from ..core.view import View
 from ..errors import ContextTooLong, InvalidInput
 from ..events import ActionEvent, AgentMessageEvent, UserMessageEvent
@@ -241,6 +241,8 @@ class _Run:
         self._is_plain = False
         """Images and thinking are left out, because the provider refuses this history with them."""
         self._was_empty = False
+        self._digested: dict[str, SeenEvent] = {}
+        """The events that were looked at for circles, by their ids."""
 
     async def finish_turn(self) -> None:
         turn = self._turn
@@ -328,7 +330,7 @@ class _Run:
             raise BudgetSpent(turn.conversation_id, spent, agent.budget)
         if agent.token_budget is not None and tokens >= agent.token_budget:
             raise TokensSpent(turn.conversation_id, tokens, agent.token_budget)
-        circle = agent.stuck.find_circle(turn.recently_seen)
+        circle = agent.stuck.find_circle(turn.recently_seen, self._digested)
         if circle is None:
             return view
         if circle.is_stuck:

@@ -112,9 +112,22 @@ class StuckDetector:
             number = getattr(self, name)
             check_number(name, number, "a whole number from 1 on", least=1, is_whole=True)
 
-    def find_circle(self, newest: Sequence[SeenEvent | LLMConvertibleEvent]) -> Circle | None:
-        """Return the circle that the newest of these events are in, if any."""
-        events = [_seen(event) for event in self._since_user_message(newest)]
+    def find_circle(
+        self,
+        newest: Sequence[SeenEvent | LLMConvertibleEvent],
+        digested: dict[str, SeenEvent] | None = None,
+    ) -> Circle | None:
+        """Return the circle that the newest of these events are in, if any.
+
+        `digested`: a table of the events that earlier calls have looked at, by their ids. Events
+        that it lacks are added to it, and those that are not among the newest are dropped.
+        """
+        looked_at = self._since_user_message(newest)
+        # The smallest circles: some messages, or the same call some times, with a result.
+        least = 1 + min(self.same_results_max, self.failures_max, self.alternations)
+        if len(looked_at) < min(self.messages_max, least):
+            return None
+        events = _digest_each(looked_at, {} if digested is None else digested)
         steps = _answered_steps(events)
         return (
             self._same_results(steps)
@@ -191,6 +204,22 @@ def _answered_steps(events: Sequence[SeenEvent]) -> Sequence[_Step]:
         for event in events
         if event.kind == "action" and (result := results.get(event.call_id)) is not None
     ]
+
+
+def _digest_each(
+    events: Sequence[SeenEvent | LLMConvertibleEvent], digested: dict[str, SeenEvent]
+) -> Sequence[SeenEvent]:
+    """Return these events as the detector compares them; keep just these in the table."""
+    earlier = digested.copy()
+    digested.clear()
+    seen: list[SeenEvent] = []
+    for event in events:
+        if isinstance(event, SeenEvent):
+            seen.append(event)  # a snapshot has it like this
+        else:
+            digested[event.id] = earlier.get(event.id) or _seen(event)
+            seen.append(digested[event.id])
+    return seen
 
 
 def _seen(event: SeenEvent | LLMConvertibleEvent) -> SeenEvent:

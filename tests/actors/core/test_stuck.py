@@ -6,7 +6,7 @@ import pytest
 
 from tests.actors.core.logs import Maker
 from turnkeeper.actors.core.state import Folded
-from turnkeeper.actors.core.stuck import Circle, StuckDetector
+from turnkeeper.actors.core.stuck import Circle, SeenEvent, StuckDetector
 from turnkeeper.actors.core.view import View
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import CondensationSummaryEvent, LLMConvertibleEvent
@@ -144,6 +144,34 @@ def test_calls_that_are_open_do_not_count() -> None:
     steps = Steps().call("here").call("here").call("here")
     steps.events.append(steps.make.action("open", "open", arguments={"at": "here"}))
     assert steps.name() is None
+
+
+def test_each_event_is_digested_once_and_only_the_newest_are_kept() -> None:
+    detector, digested = StuckDetector(window=6), dict[str, SeenEvent]()
+    steps = Steps()
+    earlier: dict[str, SeenEvent] = {}
+    for at in ("here", "there", "here", "there", "here", "here", "here", "here"):
+        events = steps.call(at).events
+
+        found = detector.find_circle(events, digested)
+
+        assert found == detector.find_circle(events)
+        if digested:
+            assert list(digested) == [event.id for event in events[1:][-6:]]
+        assert all(digested[known] is earlier[known] for known in digested if known in earlier)
+        earlier = dict(digested)
+    assert len(digested) == 6
+
+
+def test_the_smallest_circles_are_found() -> None:
+    at_once = StuckDetector(messages_max=1, same_results_max=1)
+    assert at_once.find_circle([]) is None
+    said = at_once.find_circle(Steps().say("hello").events)
+    assert said is not None
+    assert said.name == "agent_monologue"
+    done = at_once.find_circle(Steps().call("here").events)
+    assert done is not None
+    assert done.name == "same_action_same_result"
 
 
 # --- over a condensation, and over a restart -----------------------------------------------------
