@@ -324,12 +324,8 @@ class _Run:
         view = await turn.begin_step()
         if turn.steps >= agent.max_iterations:
             raise TooManyIterations(turn.conversation_id, turn.turn_id, agent.max_iterations)
-        metrics = turn.metrics
-        spent, tokens = metrics.total_cost, metrics.input_tokens + metrics.output_tokens
-        if agent.budget is not None and spent >= agent.budget:
-            raise BudgetSpent(turn.conversation_id, spent, agent.budget)
-        if agent.token_budget is not None and tokens >= agent.token_budget:
-            raise TokensSpent(turn.conversation_id, tokens, agent.token_budget)
+        if agent.budget is not None or agent.token_budget is not None:
+            self._check_budgets()
         circle = agent.stuck.find_circle(turn.recently_seen, self._digested)
         if circle is None:
             return view
@@ -341,6 +337,16 @@ class _Run:
             return view  # the model was told already, before a failed attempt or a restart
         await turn.remind(f"You are going round in circles: {circle.detail}. Try another way.")
         return turn.view
+
+    def _check_budgets(self) -> None:
+        """Raise `BudgetSpent` or `TokensSpent` if no further model call may be made."""
+        agent, turn = self._agent, self._turn
+        metrics = turn.metrics
+        spent, tokens = metrics.total_cost, metrics.input_tokens + metrics.output_tokens
+        if agent.budget is not None and spent >= agent.budget:
+            raise BudgetSpent(turn.conversation_id, spent, agent.budget)
+        if agent.token_budget is not None and tokens >= agent.token_budget:
+            raise TokensSpent(turn.conversation_id, tokens, agent.token_budget)
 
     async def _wait_for_model(self, error: ModelUnavailable, failures: int, began: float) -> None:
         """Wait before another attempt; raise the error if there may be none."""

@@ -177,6 +177,11 @@ class Folded(ListedFold):
         return self._status.status
 
     @property
+    def spent(self) -> tuple[Metrics, Sequence[TokenUsage]]:
+        """The totals of the model calls so far, and those few calls that are not in them yet."""
+        return self._metrics, self._new_usages
+
+    @property
     def metrics(self) -> Metrics:
         """The tokens, the cost and the time of the model calls so far."""
         if self._new_usages:

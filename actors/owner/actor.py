@@ -24,7 +24,6 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
@@ -105,6 +104,7 @@ from ..events import (
     ActionEvent,
     LLMConvertibleEvent,
     LoggedEvent,
+    TokenUsage,
 )
 from ..journal import Journal, Listing, Record, Snapshot
 from ..log_lines import log_failure, log_unavailable
@@ -199,8 +199,8 @@ class ConversationActor(Actor[Command | Query]):
 
     # The committed state, for readers and effects; `_show_state` sets it after each commit.
     recently_seen: Sequence[SeenEvent | LLMConvertibleEvent]
-    metrics: Metrics
     steps: int
+    _spent: tuple[Metrics, Sequence[TokenUsage]]
     _seq: int
     _running: RunningTurn | None
     _is_step_held: bool
@@ -550,7 +550,7 @@ class ConversationActor(Actor[Command | Query]):
             return
         # Only the agent of the running turn reads these.
         self.recently_seen = state.recently_seen
-        self.metrics = state.metrics
+        self._spent = state.spent
         self.steps = state.iteration
         self._is_step_held = turns.waits_for is not None or (
             bool(turns.queued)
@@ -891,9 +891,12 @@ class ConversationActor(Actor[Command | Query]):
     def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
         if not self._setup.journal.is_lease_valid(since=self._claimed_at):
             return ()  # another process may have written more
-        above = takewhile(lambda logged: logged.seq > seq, self._working.recent_backwards())
-        # Those above `_seq` are decided and not committed yet.
-        found = [logged for logged in above if logged.seq <= self._seq]
+        found: list[LoggedEvent] = []
+        for logged in self._working.recent_backwards():
+            if logged.seq <= seq:
+                break
+            if logged.seq <= self._seq:  # else it is decided and not committed yet
+                found.append(logged)
         return found[::-1] if found and found[-1].seq == seq + 1 else ()
 
     # --- for the running turn: `TurnOwner` -------------------------------------------------------
@@ -907,6 +910,11 @@ class ConversationActor(Actor[Command | Query]):
         if self._view is None:
             self._view = self._working.state.view
         return self._view
+
+    @property
+    def metrics(self) -> Metrics:
+        totals, new = self._spent  # added up here: few agents ask
+        return totals.plus(new) if new else totals
 
     @property
     def epoch(self) -> int:
