@@ -631,11 +631,11 @@ class TurnContext:
     async def _append(
         self, *events: Event, suspends: bool = False, ends: bool = False
     ) -> Sequence[LoggedEvent]:
+        written: list[bytes] = []
         for event in events:
             check_texts(event)
-        written = tuple(map(encode_event, events))
-        for event, payload in zip(events, written, strict=True):
-            check_written(event, payload)  # here, where it fails the turn and not the owner
+            written.append(encode_event(event))
+            check_written(event, written[-1])  # here, where it fails the turn and not the owner
         append = TurnAppend(
             self.turn_id, self._epoch, events, suspends=suspends, ends=ends, written=written
         )
@@ -654,7 +654,7 @@ class TurnContext:
         """Raise `TurnSuspended` if the turn is held, `StaleTurn` if it has ended."""
         if self._is_held:
             raise self._held()
-        self._running()
+        self._owner.running_turn(self.turn_id)
 
     def _running(self) -> RunningTurn:
         """Return the turn; raise `StaleTurn` once it has ended."""

@@ -58,8 +58,10 @@ def hold_back_half(text: str) -> tuple[str, str]:
 
     The text that follows may begin with the other half of the pair.
     """
-    half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-    return storable(text[: len(text) - len(half)]), half
+    last = text[-1:]
+    if "\ud800" <= last <= "\udbff":
+        return storable(text[:-1]), last
+    return storable(text), ""
 
 
 def error_text(error: BaseException) -> str:
