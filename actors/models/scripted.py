@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 
-import anyio.lowlevel
+from turnkeeper.runtime.lowlevel import pausing
 
 from ..errors import InvalidInput
 from ..values.type_names import a_type
@@ -58,7 +58,7 @@ class ScriptedModel:
         self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
     ) -> ModelResponse:
         self.requests.append(request)
-        await anyio.lowlevel.checkpoint()
+        await pausing()()
         if self._always is None and not self._replies:
             raise ModelError("the script", f"it has no reply to request {len(self.requests)}")
         scripted = self._always or self._replies.popleft()
