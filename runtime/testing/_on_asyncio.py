@@ -224,7 +224,7 @@ class AsyncioScheduler(Scheduler[_Lane]):
         """Return the lane whose next call is to run; None if nothing is ready."""
         if self._is_over or self.simulation is None:
             self._clean_up()
-            return self._ready.pop(0) if self._ready else None
+            return self._ready.popleft() if self._ready else None
         if not self._ready:
             return None
         try:

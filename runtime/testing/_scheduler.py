@@ -13,7 +13,8 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -81,8 +82,49 @@ class Scope(Protocol):
     ) -> bool: ...
 
 
+class _Priorities(dict[Entry, float]):
+    """The priority of each entry; it is drawn when it is first looked up."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self._draw = draw
+
+    def __missing__(self, entry: Entry) -> float:
+        drawn = self[entry] = self._draw()
+        return drawn
+
+
 class Scheduler(ABC, Generic[Entry]):
     """Decides which entry runs next. Each backend has a subclass, which supplies the entries."""
+
+    __slots__ = (
+        "_batch",
+        "_changes",
+        "_clean_up_steps",
+        "_in_a_row",
+        "_is_over",
+        "_known",
+        "_last",
+        "_lowest",
+        "_native_cancels",
+        "_policy",
+        "_priorities",
+        "_ready",
+        "_running",
+        "_scope",
+        "_steps_max",
+        "_strike",
+        "_takes",
+        "_tape",
+        "_trace",
+        "ended_at_s",
+        "look",
+        "looks_at",
+        "node_steps",
+        "simulation",
+        "steps",
+        "story",
+    )
 
     def __init__(
         self,
@@ -109,7 +151,7 @@ class Scheduler(ABC, Generic[Entry]):
         self.node_steps: dict[str, int] = {}
         self._trace: list[int] = []
         """The number of the entry of each step, and the checksum of each text in between."""
-        self._ready: list[Entry] = []
+        self._ready: deque[Entry] = deque()
         self._known: dict[Entry, tuple[int, Node | None]] = {}
         """Each entry's number, in the order in which they were first chosen, and the node whose
         code it runs. The number stands for the entry in the trace.
@@ -122,7 +164,7 @@ class Scheduler(ABC, Generic[Entry]):
         self._is_over = False
         self._clean_up_steps = 0
         # The state of the policies.
-        self._priorities: dict[Entry, float] = {}
+        self._priorities: _Priorities[Entry] = _Priorities(tape.random.random)
         self._lowest = 0.0
         self._in_a_row = 0
         self._last: Entry | None = None
@@ -255,16 +297,18 @@ class Scheduler(ABC, Generic[Entry]):
                 story.step_ends()
             if steps >= self.looks_at:
                 self.look()
-            for check in checks:
-                check()
+            if checks:
+                for check in checks:
+                    check()
             taken = None
             while ready:
                 if len(ready) == 1:
                     place = 0
-                    entry = ready.pop()
+                    entry = ready.popleft()
                 else:
                     place = place_of(ready)
-                    entry = ready.pop(place)
+                    entry = ready[place]
+                    del ready[place]
                 number, node = known(entry) or self._know(entry)
                 if node is not None:
                     if node.is_crashed or node.is_frozen:
@@ -339,7 +383,7 @@ class Scheduler(ABC, Generic[Entry]):
 
     # --- policies --------------------------------------------------------------------------------
 
-    def _chooser(self) -> Callable[[list[Entry]], int]:
+    def _chooser(self) -> Callable[[Sequence[Entry]], int]:
         """Return the function that draws which of two or more entries runs next, by its place.
 
         The entry that became ready first is at 0.
@@ -350,15 +394,9 @@ class Scheduler(ABC, Generic[Entry]):
         preferred = self._by_priority if policy == "pct" else self._by_batch
         return tape.choosing("task", preferred)
 
-    def _by_priority(self, ready: list[Entry]) -> int:
+    def _by_priority(self, ready: Sequence[Entry]) -> int:
         priorities = self._priorities
-        try:
-            chosen = max(ready, key=priorities.__getitem__)
-        except KeyError:
-            for entry in ready:
-                if entry not in priorities:
-                    priorities[entry] = self._tape.random.random()
-            chosen = max(ready, key=priorities.__getitem__)
+        chosen = max(ready, key=priorities.__getitem__)
         self._in_a_row = self._in_a_row + 1 if chosen is self._last else 0
         self._last = chosen
         if self.steps in self._changes or self._in_a_row >= _PCT_RUN_MAX:
@@ -368,10 +406,10 @@ class Scheduler(ABC, Generic[Entry]):
             chosen = max(ready, key=priorities.__getitem__)
         return ready.index(chosen)
 
-    def _by_batch(self, ready: list[Entry]) -> int:
+    def _by_batch(self, ready: Sequence[Entry]) -> int:
         while True:
             if not self._batch:
-                self._batch = ready.copy()
+                self._batch = list(ready)
                 self._tape.random.shuffle(self._batch)
             chosen = self._batch.pop()
             if chosen in ready:

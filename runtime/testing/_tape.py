@@ -67,8 +67,8 @@ class Tape:
         return value
 
     def choosing(
-        self, label: str, prefer: Callable[[list[T]], int] | None = None
-    ) -> Callable[[list[T]], int]:
+        self, label: str, prefer: Callable[[Sequence[T]], int] | None = None
+    ) -> Callable[[Sequence[T]], int]:
         """Return a function that draws the place of one of two or more, as `draw` does.
 
         For decisions of one label that are drawn again and again. In a run from a seed, `prefer`
@@ -80,7 +80,7 @@ class Tape:
             return lambda options: self.draw(label, len(options), prefer(options))
         number, noted = self._number, self.streams.setdefault(label, []).append
 
-        def choose(options: list[T]) -> int:
+        def choose(options: Sequence[T]) -> int:
             place = int(number() * len(options)) if prefer is None else prefer(options)
             noted(place)
             return place
@@ -89,15 +89,16 @@ class Tape:
 
     def chance(self, label: str, probability: float) -> bool:
         """Return True with this probability; False is the boring choice."""
-        chosen = False if self.is_played else self._number() < probability
         if not self._is_fresh:
-            return self.draw(label, 2, int(chosen)) == 1
+            chosen = 0 if self.is_played else int(self._number() < probability)
+            return self.draw(label, 2, chosen) == 1
         # As `draw` does: chances are most decisions.
+        value = 1 if self._number() < probability else 0
         try:
-            self.streams[label].append(int(chosen))
+            self.streams[label].append(value)
         except KeyError:
-            self.streams[label] = [int(chosen)]
-        return chosen
+            self.streams[label] = [value]
+        return value == 1
 
     @property
     def decisions(self) -> int:

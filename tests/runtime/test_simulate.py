@@ -19,6 +19,7 @@ import anyio
 import pytest
 import trio
 import trio.testing
+from outcome import Value
 
 from turnkeeper.runtime import Runtime
 from turnkeeper.runtime.lowlevel import OneShot
@@ -217,6 +218,28 @@ def test_a_call_from_another_thread_comes_before_the_time_jumps() -> None:
 
     simulate(world).check()
     assert seen == [1.0, 3.0]
+
+
+def test_a_wait_of_trios_own_returns_what_the_task_was_woken_with() -> None:
+    got: list[object] = []
+
+    async def wait() -> None:
+        got.append(await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED))
+
+    async def world(simulation: Simulation) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(wait)
+            await simulation.sleep(1.0)
+            first, second, third = sorted(nursery.child_tasks, key=lambda task: task._counter)
+            trio.lowlevel.reschedule(first)
+            trio.lowlevel.reschedule(second, Value("a value"))
+            trio.lowlevel.reschedule(third)
+            with pytest.raises(AssertionError, match="woken once"):
+                trio.lowlevel.reschedule(third)
+
+    simulate(world).check()
+    assert sorted(got, key=str) == [None, None, "a value"]
 
 
 def test_the_loop_of_another_thread_keeps_its_tasks_and_takes_none() -> None:
