@@ -80,6 +80,10 @@ class WatchedStore(MemoryStore):
         self.on_write(conversation_id)
         super().moved(conversation_id)
 
+    def forget(self) -> None:
+        """Drop all logs."""
+        self._logs.clear()
+
 
 @dataclass(slots=True)
 class Disk:

@@ -293,9 +293,18 @@ class Oracles:
         store.on_write = self._observe
         disk.on_append = self._asked_to_append
         disk.on_snapshot = self._check_snapshot
+        simulation.at_end.append(self._forget)
 
     def broken(self, invariant: str, detail: str) -> None:
         self.simulation.broken(invariant, f"{INVARIANTS[invariant]}: {detail}")
+
+    def _forget(self) -> None:
+        """Drop the logs, and most of what is known about them."""
+        for known in (self._shadows, self._graves, self._decoded, self.sendings, self.asked):
+            known.clear()
+        self._moments.clear()
+        self.places = set()  # the world has those that there were
+        self._store.forget()
 
     # --- at every write --------------------------------------------------------------------------
 

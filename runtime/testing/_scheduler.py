@@ -264,6 +264,9 @@ class Scheduler(ABC, Generic[Entry]):
 
     def forget(self) -> None:
         """Drop the world and its tasks; most are then freed without the garbage collector."""
+        if self.simulation is not None:
+            for end in self.simulation.at_end:
+                end()
         self.simulation = self._scope = self._running = self._last = None
         self.look = lambda: None
         self._takes.close()

@@ -472,6 +472,10 @@ class Simulation:
         """The newest incarnation of each node, by name."""
         self.checks: list[Callable[[], None]] = []
         """Functions to call before every step. They may call `broken`, and must be cheap."""
+        self.at_end: list[Callable[[], None]] = []
+        """Functions to call when all is over. They must not raise. What a world has kept, and drops
+        there, is freed at once: the garbage collector would take several times as long.
+        """
         self.first_broken: Broken | None = None
         self.is_over = False
         self._notes: deque[tuple[float, int, str]] = deque(maxlen=notes_max)

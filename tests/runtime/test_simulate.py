@@ -267,6 +267,26 @@ def test_the_loop_of_another_thread_keeps_its_tasks_and_takes_none() -> None:
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_what_is_to_be_called_at_the_end_is_called_when_all_is_over(backend: Backend) -> None:
+    order: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        simulation.at_end.append(lambda: order.append("the end"))
+
+        async def wait() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                order.append("a task that was left")
+
+        simulation.start_soon(wait)
+        await simulation.sleep(1.0)
+
+    simulate(world, backend=backend).check()
+    assert order == ["a task that was left", "the end"]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_simulations_in_several_threads_are_those_of_one(backend: Backend) -> None:
     async def world(simulation: Simulation) -> None:
         async with anyio.create_task_group() as tasks:
