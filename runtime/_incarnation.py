@@ -19,9 +19,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextvars import Context
+from itertools import repeat
+from operator import is_not
 from typing import Final, Protocol
 
-from ._asking import current_actor
 from ._effects import Effect
 from ._hooks import Hooks
 from ._messages import Ask, Firing, Item, Order, OrderKind
@@ -135,10 +136,12 @@ class Incarnation:
         # later handler may reset the variable with it, which works in this context only.
         if self._context is None or sys.getrefcount(self._context) > _REFERENCES_AT_REST:
             return
-        for variable, value in self._context.items():
-            if variable is not current_actor and base.get(variable, _UNSET) is not value:
-                return
-        self._context = None
+        # A sum, because a loop in Python takes longer. The variable that says which actor runs
+        # always differs.
+        context = self._context
+        of_base = map(base.get, context, repeat(_UNSET))
+        if sum(map(is_not, context.values(), of_base)) == 1:
+            self._context = None
 
     @property
     def is_quiet(self) -> bool:

@@ -430,6 +430,14 @@ async def test_variables_that_a_handler_of_a_region_sets_stay_while_the_actor_re
     async def set_inherited(_: Actor) -> None:
         inherited.set("by the second message")
 
+    nothing: ContextVar[None] = ContextVar("nothing")
+
+    async def set_to_nothing(_: Actor) -> None:
+        nothing.set(None)
+
+    async def look_for_nothing(_: Actor) -> str | None:
+        return nothing.get("unset")
+
     async def look(_: Actor) -> tuple[str, str]:
         return own.get(), inherited.get()
 
@@ -442,6 +450,9 @@ async def test_variables_that_a_handler_of_a_region_sets_stay_while_the_actor_re
         await region["b"].ask(Run(set_inherited))
         await settle()
         assert await region["b"].ask(Run(look)) == ("unset", "by the second message")
+        await region["nothing"].ask(Run(set_to_nothing))
+        await settle()
+        assert await region["nothing"].ask(Run(look_for_nothing)) is None
         assert await region["c"].ask(Run(look)) == ("unset", "of the runtime")
 
 
