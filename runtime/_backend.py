@@ -180,7 +180,11 @@ def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
     """
     if not awaited.is_done:
         yield awaited
-    return awaited.result()
+    if awaited.error is not None:  # as `result` does, without the call
+        raise awaited.error
+    value: Any = awaited.value
+    result: T = value
+    return result
 
 
 class Woken(Protocol):

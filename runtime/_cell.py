@@ -259,7 +259,10 @@ class Cell(Mailbox):
         This method makes the cell the `Waker` of that one-shot. The handler of a resident waits in
         its own task, so a resident's cell is never a `Waker`.
         """
-        self.system.pool.submit(self)
+        pool = self.system.pool  # as `Pool.submit` does, without the call
+        pool.ready.append(self)
+        if pool.dispatcher is None:
+            pool.elect()
 
     def give_order(self, order: Order) -> None:
         """Have the runner obey before it handles another message, within a bounded time."""
@@ -414,7 +417,8 @@ class Cell(Mailbox):
             system.spare_lanes.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        if self.directory is not None and self.is_quiet:
+        life = self.life
+        if self.directory is not None and (life is None or life.is_quiet):
             self._become_idle(self.directory)
         if system.is_closing:
             self.close_short_way()
@@ -512,7 +516,9 @@ class Cell(Mailbox):
     def _count_handled(self, suspended: SuspendedHandler) -> None:
         count = suspended.count
         self.handled += count
-        self.traits.stats.record(self.system.now() - suspended.began, count)
+        stats = self.traits.stats  # as `Stats.record` does, without the call
+        stats.count += count
+        stats.recent.append((self.system.now() - suspended.began, count))
         if self.system.tracing is not None:
             self._leave_trace(None)
 
