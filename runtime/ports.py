@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 import anyio
@@ -30,6 +31,8 @@ T = TypeVar("T")
 _UUID_BLOCK = 1 << 16
 _48_BITS, _45_BITS = (1 << 48) - 1, (1 << 45) - 1
 _VERSION_AND_VARIANT = 0x7 << 76 | 0b10 << 62
+_groups_of = itemgetter(slice(8), slice(8, 12), slice(12, 16), slice(16, 20), slice(20, 32))
+"""Returns the groups of digits of a UUID."""
 
 # The system's generator costs ten times as much, for a quality that ids do not need. A forked
 # child must not continue its parent's sequence.
@@ -81,8 +84,7 @@ class Ids:
 
 def format_id(number: int) -> str:
     """Return the canonical text of a UUID given as an integer."""
-    digits = f"{number:032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return "-".join(_groups_of(number.to_bytes(16).hex()))
 
 
 def _start_daemon_thread(name: str, target: Callable[[], None]) -> None:
