@@ -290,7 +290,7 @@ class Send(FromOutside[Sent]):
             check_overlap(self.on_overlap)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Append(FromOutside[Appended | Duplicate]):
     """Put one event into the log, if admission lets it; no turn starts."""
 
@@ -300,8 +300,24 @@ class Append(FromOutside[Appended | Duplicate]):
     written: bytes = field(init=False, repr=False, compare=False)
     """The event as JSON, written when the event was checked; the log gets exactly this."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "written", _write_event(self.event))
+    # Written out, because a dataclass that is frozen takes three times as long to set a field.
+    def __init__(
+        self,
+        event: Event,
+        park: bool = False,  # noqa: FBT001, FBT002 - as the fields are
+        *,
+        expected: Expected | None = None,
+    ) -> None:
+        _set_written(self, _write_event(event))
+        _set_event(self, event)
+        _set_park(self, park)
+        _set_expected(self, expected)
+
+
+_set_expected: Final = vars(FromOutside)["expected"].__set__
+_set_event, _set_park, _set_written = (
+    vars(Append)[name].__set__ for name in ("event", "park", "written")
+)
 
 
 @dataclass(frozen=True, slots=True)
