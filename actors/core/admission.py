@@ -179,8 +179,12 @@ class Admission(ViewFold):
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
-        if not self.events.open_calls and all(event.kind in _FREE_KINDS for event in events):
-            return None
+        if not self.events.open_calls:
+            for event in events:
+                if event.kind not in _FREE_KINDS:
+                    break
+            else:
+                return None
         trial = _Trial(self, self._calls_left, self._responses_left)
         for event in events:
             try:

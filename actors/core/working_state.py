@@ -231,7 +231,9 @@ class WorkingState:
 
     def find_event(self, event_id: str, stamp: Stamp) -> LoggedEvent | None:
         """Return the event of this id, which a command names, if the log has it."""
-        return self.find_recent(event_id) or stamp.known_events.get(event_id)
+        if event_id in self.recent:
+            return self.find_recent(event_id)
+        return stamp.known_events.get(event_id)
 
     def apply(self, decision: Decision) -> None:
         """Fold a decision into the state."""
