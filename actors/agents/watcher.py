@@ -131,3 +131,10 @@ class Watching:
     """The watcher of one `Conversations`; it may be set after owners have begun."""
 
     watcher: Watcher = field(default_factory=NoWatcher)
+    is_watched: bool = False
+    """True once `begin` was called; until then nothing has to be gathered for `watcher`."""
+
+    def begin(self, watcher: Watcher) -> None:
+        """Report to this watcher from now on, and no longer to the one before it."""
+        self.watcher = watcher
+        self.is_watched = True

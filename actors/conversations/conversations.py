@@ -463,7 +463,7 @@ class Conversations:
         Set it before entering to see what recovery does as well. For OpenTelemetry, use
         `instrument` of `turnkeeper.actors.integrations.otel`.
         """
-        self._setup.watching.watcher = watcher
+        self._setup.watching.begin(watcher)
         if self._runtime is not None and self._was_entered:
             watcher.opened(self._runtime)
 

@@ -505,6 +505,8 @@ class ConversationActor(Actor[Command | Query]):
             self._setup.subscriptions.owner_began(self._conversation_id, self, (0, None))
             # The lease may have been lost since the commit, before readers were here.
             self.end_if_lapsed()
+        name, setup = self._conversation_id, self._setup
+        is_followed = setup.watching.is_watched or setup.subscriptions.is_followed(name)
         events: list[LoggedEvent] = []
         for one in decided:
             decision = one.decision
@@ -513,9 +515,11 @@ class ConversationActor(Actor[Command | Query]):
                 self._publish_events(events, large_bytes)
                 events = []
                 self._publish_piece(decision, seq)
+                is_followed = True  # by the answer that is being written
             for event in decision.events:
                 seq += 1
-                events.append(LoggedEvent(seq, event))
+                if is_followed:
+                    events.append(LoggedEvent(seq, event))
         self._publish_events(events, large_bytes)
         for one in decided:
             delivery, refusal = one.delivery, one.refusal
@@ -544,7 +548,8 @@ class ConversationActor(Actor[Command | Query]):
         self._seq = state.seq
         self._running = running = turns.running
         self._is_wanted = turns.has_work
-        self._setup.watching.watcher.owned(self._conversation_id, len(turns.queued))
+        if self._setup.watching.is_watched:
+            self._setup.watching.watcher.owned(self._conversation_id, len(turns.queued))
         if running is None:
             self._is_step_held = False
             return

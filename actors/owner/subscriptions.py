@@ -95,6 +95,10 @@ class Subscriptions:
                 "event loop; in other threads, and in loops that run there, use runtime.portal()"
             )
 
+    def is_followed(self, conversation_id: str) -> bool:
+        """True if `publish` has to be called: it has readers, or an answer is being written."""
+        return conversation_id in self._readers or conversation_id in self._live_answers
+
     def publish(
         self, conversation_id: str, events: Sequence[LoggedEvent], large_bytes: int = 0
     ) -> None:

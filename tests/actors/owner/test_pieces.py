@@ -504,6 +504,68 @@ async def test_who_begins_after_an_answer_in_the_journal_gets_no_pieces_of_it() 
     assert items == ["completed", "started", "u:B", "B", "a:B", "completed"]
 
 
+class HoldsQueued(WatchedJournal):
+    """Holds the commit of a message that waits for its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_holding, self.gate = anyio.Event(), anyio.Event()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        if records[0].kind == "message_queued":
+            self.is_holding.set()
+            await self.gate.wait()
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_an_answer_that_ended_while_nobody_read_shows_no_pieces_later(
+    *, is_busy: bool
+) -> None:
+    """Also if its only piece and its end, an interrupt, wait for the owner and make one batch."""
+    goes_on = anyio.Event()
+
+    @agent
+    async def writes(turn: TurnContext) -> None:
+        await goes_on.wait()
+        if turn.message.content == "A":
+            await turn.writer()("A")
+        await turn.say(turn.message.content)
+
+    journal = HoldsQueued()
+    items: list[str] = []
+    async with Conversations(writes, journal=journal) as conversations:
+        chat = conversations["c"]
+
+        async def follow() -> None:
+            async for item in chat.follow(after=0):
+                said = item.text if isinstance(item, TextDelta) else brief(item.event)
+                items.append(said)
+
+        first = await chat.send("A")
+        async with anyio.create_task_group() as group:
+            if is_busy:
+                group.start_soon(chat.send, "B")
+                await journal.is_holding.wait()
+            goes_on.set()
+            await settle()
+            if is_busy:
+                group.start_soon(first.cancel)
+                await settle()
+            journal.gate.set()
+        await settle()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await settle()
+            group.cancel_scope.cancel()
+
+    if is_busy:
+        of_second = ["started", "u:B", "a:B", "completed"]
+        assert items == ["started", "u:A", "queued:B", "a:A", "interrupted", *of_second]
+    else:
+        assert items == ["started", "u:A", "a:A", "completed"]
+
+
 @pytest.mark.parametrize("way", ["streams", "says", "calls", "swallows"])
 async def test_an_answer_that_gets_too_long_fails_its_turn(way: str) -> None:
     """What was streamed before is kept, as after any failure; the next turn is answered."""
