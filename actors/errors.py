@@ -661,21 +661,45 @@ class OwnedElsewhere(OwnershipLost):
 
 
 class Fenced(OwnershipLost):
-    """A newer owner has claimed the conversation, or the head has moved; nothing was written."""
+    """A newer owner has claimed the conversation, or the head has moved; nothing was written.
+
+    `found_epoch` and `head` are the conversation's in the journal. A `found_epoch` below `epoch`
+    means that the journal has lost the claim, as a standby that was promoted may have. If the two
+    are equal, `holder` is the address of the process that has the epoch, or empty if it was
+    released; it is None if only the head is another.
+    """
 
     def __init__(
-        self, conversation_id: str, *, epoch: int, expected_seq: int, found_epoch: int, head: int
+        self,
+        conversation_id: str,
+        *,
+        epoch: int,
+        expected_seq: int,
+        found_epoch: int,
+        head: int,
+        holder: str | None = None,
     ) -> None:
+        if found_epoch > epoch:
+            found = f"its epoch {epoch} is fenced by epoch {found_epoch}"
+        elif found_epoch < epoch:
+            found = f"its epoch {epoch} is not in the journal, which has epoch {found_epoch}"
+        elif not epoch:
+            found = "it has claimed no epoch"
+        elif holder is None:
+            found = f"its epoch {epoch} is the newest, but the log does not end there"
+        else:
+            found = f"its epoch {epoch} " + (f"is held by {holder}" if holder else "was released")
         super().__init__(
-            f"the owner of conversation {conversation_id} is replaced: at seq {expected_seq} its "
-            f"epoch {epoch} is fenced by epoch {found_epoch}, head {head}; nothing was written; "
-            "send to the newer owner"
+            f"the owner of conversation {conversation_id} is replaced: at seq {expected_seq} "
+            f"{found}, head {head}; nothing was written; send again, to the newer owner if there "
+            "is one"
         )
         self.conversation_id = conversation_id
         self.epoch = epoch
         self.expected_seq = expected_seq
         self.found_epoch = found_epoch
         self.head = head
+        self.holder = holder
 
 
 class LeaseExpired(OwnershipLost):

@@ -784,6 +784,35 @@ class JournalContract:
                 claim = await _fork(journal, "f", f"g{at}", at, "g")
                 assert await _fork(journal, "f", f"g{at}", at, "g") == claim
 
+    async def test_a_fork_made_again_writes_nothing_under_the_epoch_of_a_rival(
+        self, tmp_path: Path
+    ) -> None:
+        """After an unknown outcome it is made again, and its epoch is the rival's by then."""
+        async with self.make_journal(tmp_path) as first:
+            await _append(first, "p", await first.claim("p"), ["e1"])
+            await _fork(first, "p", "f", 1, "f2")
+            async with self.make_journal(tmp_path, takeover=True) as second:
+                rival = await second.claim("f", takeover=True)
+                with suppress(OwnershipLost):  # the rival may have taken more than the fork
+                    again = await _fork(first, "p", "f", 1, "f2")
+                    snapshot = Snapshot(2, "v", b"of the first")
+                    kept = [Rejection(4e9, "v", "r", b"{}")]
+                    for refused in (
+                        _append(first, "f", again, ["of the first"], at=3),
+                        first.reject("f", kept, epoch=again.epoch),
+                        first.write_snapshot("f", snapshot, epoch=again.epoch),
+                        first.delete("f", epoch=again.epoch),
+                    ):
+                        with pytest.raises(Fenced) as caught:
+                            await refused
+                        assert caught.value.holder
+                        assert caught.value.holder in str(caught.value)
+
+                assert list(await _append(second, "f", rival, ["f3"], at=3)) == [3]
+                assert await read_all(second, "f") == ["e1", "f2", "f3"]
+                assert await second.read_snapshot("f") is None
+                assert list(await second.rejections("f")) == []
+
     async def test_a_fork_of_what_is_not_there_is_refused(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as journal:
             with pytest.raises(ConversationNotFound):
@@ -1177,6 +1206,23 @@ class JournalContract:
             await _append_listed(journal, "c", await journal.claim("c"), 1, None)
             with pytest.raises(Fenced):
                 await journal.write_listing("c", third, epoch=claim.epoch)
+
+    async def test_a_listing_may_be_computed_by_a_process_that_owns_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        """Computing them anew claims nothing: its epoch is that of the last record it has read."""
+        listing = Listing(1, "alice", "idle", 1, 1)
+        async with self.make_journal(tmp_path) as first:
+            claims = {name: await first.claim(name) for name in "cd"}
+            for name, claim in claims.items():
+                await _append_listed(first, name, claim, 1, None)
+            await first.release("d", epoch=claims["d"].epoch)
+            with suppress(OwnedElsewhere):  # not all journals can be entered twice
+                async with self.make_journal(tmp_path) as second:
+                    for name, claim in claims.items():
+                        await second.write_listing(name, listing, epoch=claim.epoch)
+                    assert await _listing(second, "c") == listing
+                    assert await _walk(second, ListQuery(9, owner="alice")) == ["c", "d"]
 
     async def test_a_fork_has_a_row_of_its_own(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as journal:

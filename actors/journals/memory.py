@@ -21,6 +21,7 @@ from ..errors import (
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
+    Fenced,
     InvalidInput,
     JournalRefused,
     OwnedElsewhere,
@@ -283,6 +284,18 @@ class MemoryJournal:
         """True if the owner of a log is another journal, and alive."""
         return owner is not None and owner is not self and owner.is_lease_valid()
 
+    def _check_owner(self, conversation_id: str, log: _Log, epoch: int, seq: int) -> None:
+        """Raise `Fenced` if this epoch was released, or another journal has it."""
+        if epoch == log.epoch and log.owner is not self:
+            raise Fenced(
+                conversation_id,
+                epoch=epoch,
+                expected_seq=seq,
+                found_epoch=epoch,
+                head=len(log.records),
+                holder=log.owner._address if log.owner else "",  # noqa: SLF001 - of this class
+            )
+
     async def append(
         self,
         conversation_id: str,
@@ -304,6 +317,7 @@ class MemoryJournal:
         if events and all(log.has(record) for record in records):
             seqs = [events[record.event_id] for record in records]
         else:
+            self._check_owner(conversation_id, log, epoch, expected_seq)
             check_append(
                 conversation_id,
                 records,
@@ -473,6 +487,7 @@ class MemoryJournal:
         checked = checked_rejections(rejections)
         oldest = self._ports.now() - self._rejection_age_s_max
         log = self._store.log(conversation_id)
+        self._check_owner(conversation_id, log, epoch, len(log.records) + 1)
         check_epoch(conversation_id, epoch=epoch, found_epoch=log.epoch, head=len(log.records))
         kept = [one for one in log.rejections if one.at >= oldest]
         log.rejections = sorted((*kept, *checked), key=lambda one: one.at)
@@ -490,6 +505,7 @@ class MemoryJournal:
         check_asked(conversation_id)
         check_snapshot(snapshot)
         log = self._store.written_log(conversation_id)
+        self._check_owner(conversation_id, log, epoch, snapshot.seq)
         _check_log("snapshot", conversation_id, log, snapshot.seq, epoch)
         log.snapshot = snapshot
         await self._pause()
@@ -556,6 +572,7 @@ class MemoryJournal:
         self._refuse_if_left()
         check_asked(conversation_id)
         log = self._store.written_log(conversation_id)
+        self._check_owner(conversation_id, log, epoch, len(log.records) + 1)
         check_deletion(conversation_id, epoch=epoch, found_epoch=log.epoch, head=len(log.records))
         needed = {
             name: upto

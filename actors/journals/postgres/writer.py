@@ -622,7 +622,6 @@ class PostgresWriter:
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
-        self._check_owner(tail, epoch, listing.seq)
         check_place(
             "listing", name, listing.seq, epoch=epoch, found_epoch=tail.epoch, head=tail.head
         )
@@ -635,13 +634,22 @@ class PostgresWriter:
             move_owner(self.connection, tail.log)
 
     def _check_owner(self, tail: Tail, epoch: int, seq: int) -> None:
-        """Raise `Fenced` if another process has the conversation under this epoch.
+        """Raise `Fenced` if this epoch was released, or another process has it.
 
         A standby that is promoted without the newest claims gives their epochs out again.
         """
         if tail.epoch == epoch and tail.owner != self._node:
+            row = self.connection.execute(
+                "SELECT address FROM node WHERE id = %s", (tail.owner,)
+            ).fetchone()
+            gone = "" if tail.owner is None else "another process"
             raise Fenced(
-                tail.name, epoch=epoch, expected_seq=seq, found_epoch=epoch, head=tail.head
+                tail.name,
+                epoch=epoch,
+                expected_seq=seq,
+                found_epoch=epoch,
+                head=tail.head,
+                holder=row[0] if row else gone,
             )
 
     def _check_log(self, tail: Tail, seq: int, epoch: int) -> None:

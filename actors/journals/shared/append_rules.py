@@ -3,6 +3,9 @@
 First, and whatever the epoch, a journal answers an append whose records are all in the log, with
 the same content. Then these rules apply. Ownership comes first, so that a fenced owner learns
 nothing about a rival's ids; then ids that the log has; then the expected seq.
+
+A journal that several processes write also compares the process that has claimed the epoch. A fork
+that is made again, and a database that has lost claims, give an epoch out a second time.
 """
 
 from __future__ import annotations

@@ -30,6 +30,18 @@ async def test_a_name_that_is_only_asked_about_is_not_kept() -> None:
         assert not store.logs()
 
 
+async def test_nothing_is_written_under_an_epoch_that_was_released() -> None:
+    """As in a journal that processes share, where the next one may write under a later epoch."""
+    async with MemoryJournal() as journal:
+        claim = await journal.claim("c")
+        await journal.release("c", epoch=claim.epoch)
+        with pytest.raises(Fenced, match=f"its epoch {claim.epoch} was released") as caught:
+            await journal.append(
+                "c", [make_record("e")], epoch=claim.epoch, expected_seq=1, is_unfinished=False
+            )
+        assert caught.value.holder == ""  # noqa: PLC1901 - None has another meaning
+
+
 async def test_a_deleted_conversation_keeps_no_table_of_its_own() -> None:
     """Only its epoch: no older owner may write under its name."""
     store = MemoryStore()

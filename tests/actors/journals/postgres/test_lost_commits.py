@@ -14,7 +14,7 @@ import pytest
 
 from turnkeeper.actors import Conversations, PostgresJournal, TurnContext, agent
 from turnkeeper.actors.errors import ConversationDeleted, Fenced
-from turnkeeper.actors.journal import Listing, Rejection, Snapshot
+from turnkeeper.actors.journal import Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 
 from .... import postgres
@@ -81,7 +81,6 @@ async def test_of_two_owners_with_one_epoch_only_the_one_that_the_database_names
             append(first, lost, 3, "more"),
             first.reject("c", [Rejection(0.0, "v", "r", b"")], epoch=lost.epoch),
             first.write_snapshot("c", snapshot, epoch=lost.epoch),
-            first.write_listing("c", Listing(2), epoch=lost.epoch),
             first.delete("c", epoch=lost.epoch),
         ):
             with pytest.raises(Fenced):
