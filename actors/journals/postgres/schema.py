@@ -7,6 +7,7 @@ it. A node's row says until when that process counts as alive, by the database's
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -212,6 +213,12 @@ SCHEMA_VERSION = len(MIGRATIONS)
 UNENCODABLE = (psycopg.DataError, UnicodeError)
 
 
+# libpq gives no code for the errors of a connection, only the server's words.
+_WRONG_ADDRESS = re.compile(
+    r"FATAL: +(?:(?:database|role) .* does not exist$|password authentication failed)"
+)
+
+
 @contextmanager
 def refusal(schema: str) -> Iterator[None]:
     """Convert the database's errors to the journal's own while a journal is opened."""
@@ -223,6 +230,12 @@ def refusal(schema: str) -> Iterator[None]:
         psycopg.errors.ReadOnlySqlTransaction,  # a failover is under way
         OSError,
     ) as error:
+        failures = [line for line in str(error).splitlines() if "connection failed: " in line]
+        if failures and all(map(_WRONG_ADDRESS.search, failures)):  # of each host
+            raise JournalRefused(
+                f"the database refuses this address: {error}; nothing was changed; check the "
+                "names and the password in it"
+            ) from error
         raise JournalUnavailable(
             f"the database cannot be reached: {error}; nothing was changed; try again"
         ) from error

@@ -39,7 +39,7 @@ async def test_nothing_is_written_under_an_epoch_that_was_released() -> None:
             await journal.append(
                 "c", [make_record("e")], epoch=claim.epoch, expected_seq=1, is_unfinished=False
             )
-        assert caught.value.holder == ""  # noqa: PLC1901 - None has another meaning
+        assert caught.value.holder == ""
 
 
 async def test_a_deleted_conversation_keeps_no_table_of_its_own() -> None:

@@ -18,6 +18,7 @@ import anyio
 import anyio.lowlevel
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from turnkeeper.actors import PostgresJournal
 from turnkeeper.actors.cli._error_lines import error_line
@@ -876,6 +877,26 @@ async def test_a_statement_that_waits_for_a_lock_is_given_up_and_writes_nothing(
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(JournalUnavailable, match="cannot be reached"):
         async with PostgresJournal("host=127.0.0.1 port=1 dbname=none"):
+            raise AssertionError("entered")
+
+
+async def test_a_database_or_a_user_that_does_not_exist_is_refused(schema: str) -> None:
+    """No later try helps; it was told as a server that is away, with "try again"."""
+    async with make_journal(schema):
+        pass
+    for wrong in ({"dbname": "no_such_database"}, {"user": "no_such_user"}):
+        address = make_conninfo(postgres.conninfo(), **wrong)
+        for read_only in (False, True):
+            with pytest.raises(JournalRefused, match=r"does not exist; .*check the names"):
+                async with PostgresJournal(address, schema=schema, read_only=read_only):
+                    raise AssertionError("entered")
+    # Of two servers one may be the right one, once it can be reached.
+    found = conninfo_to_dict(address)
+    both = make_conninfo(
+        **{**found, "host": f"127.0.0.1,{found['host']}", "port": f"1,{found.get('port', 5432)}"}
+    )
+    with pytest.raises(JournalUnavailable, match="does not exist"):
+        async with PostgresJournal(both):
             raise AssertionError("entered")
 
 
