@@ -13,8 +13,9 @@ its lease has run out, and no row of its epoch is written afterwards. A connecti
 made again with backoff; a job that was under way on it is `OutcomeUnknown`.
 
 The journal is as durable as the server: it does not turn `synchronous_commit` down, and with
-replicas that setting must include them if epochs are to survive a failover. Deleting puts text out
-of reach; autovacuum removes it from the server's files.
+replicas that setting must include them if epochs are to survive a failover. If a new connection
+finds that the server has lost commits of this process, the lease ends, and owners begin again with
+what is left. Deleting puts text out of reach; autovacuum removes it from the server's files.
 """
 
 from __future__ import annotations
@@ -458,6 +459,14 @@ class PostgresJournal(DatabaseJournal):
 
         presence = self._make_presence()
         connect = partial(self._connect, before_wait=self._writer.wake_callers)
+
+        def connect_again() -> BoundedConnection:
+            with ExitStack() as opened:
+                connection = opened.enter_context(closing(connect()))
+                presence.check_commits(connection)
+                opened.pop_all()
+            return connection
+
         with refusal(self._schema), ExitStack() as opened:
             connection = opened.enter_context(closing(connect()))
             bring_up_to_date(connection, self._schema, allow=connection.allow)
@@ -467,7 +476,7 @@ class PostgresJournal(DatabaseJournal):
             opened.pop_all()
         self._presence = presence
         return PostgresWriter(
-            Link(connect, connection, self._ports.monotonic),
+            Link(connect_again, connection, self._ports.monotonic),
             presence,
             schema=self._schema,
             ports=self._ports,

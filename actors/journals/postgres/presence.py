@@ -7,8 +7,10 @@ writing before a rival may take over. The lease is politeness: the epoch in ever
 writers impossible.
 
 The thread is also the first to notice that the lease has run out, or had run out before it was
-renewed, and reports that. No error ends the thread: it logs the error and connects again. If it
-does end, the lease ends with it, and `check` says why.
+renewed, by either clock, and reports that. The lease also ends if a new connection finds that the
+server lacks the newest commit of this process, as a standby does that was promoted without it. No
+error ends the thread: it logs the error and connects again. If it does end, the lease ends with it,
+and `check` says why.
 
 The same connection listens for other processes' commits, once a reader here waits for one, and
 notifies them of this process's commits. A notification names the conversations by marks of 32 bits,
@@ -26,7 +28,7 @@ import contextlib
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import inf, nextafter
 from typing import Any
 
@@ -38,6 +40,7 @@ from turnkeeper.runtime.lowlevel import Logger
 from ...errors import JournalUnavailable
 from ..shared.log_watch import mark_of
 from .connections import BoundedConnection
+from .log import Tail
 
 _log = Logger("turnkeeper.actors.journals")
 
@@ -61,11 +64,21 @@ _Selector: type[selectors.BaseSelector] = getattr(
 )
 
 RENEW = """
+    WITH held AS (SELECT FROM node WHERE id = %(node)s AND lease_until > clock_timestamp())
     INSERT INTO node VALUES
         (%(node)s, %(address)s, clock_timestamp() + %(lease_s)s * interval '1 second', %(listens)s)
     ON CONFLICT (id) DO UPDATE SET
         lease_until = excluded.lease_until, is_listening = excluded.is_listening
-    RETURNING xmax = 0  -- true if the row was not there
+    -- True if no rival could take over until now: the row was there, and is not a new one.
+    RETURNING xmax <> 0 AND EXISTS (SELECT FROM held)
+"""
+# A row with another log is of a conversation that was deleted since, and its records are gone.
+_HAS_COMMIT = """
+    SELECT FROM conversation c WHERE c.id = %(number)s
+        AND (c.epoch > %(epoch)s
+            OR c.epoch = %(epoch)s AND coalesce(c.owner, %(node)s) = %(node)s)
+        AND (c.log <> %(log)s OR %(head)s = 0
+            OR EXISTS (SELECT FROM event WHERE log = c.log AND seq = %(head)s AND mark = %(tip)s))
 """
 _RENEW_AT_ONCE = b"!"
 _TELL = b"t"
@@ -126,6 +139,9 @@ class Presence:
         # Written only by the presence thread, read by all threads: assigning a float is atomic.
         self._valid_until = 0.0
         self._unbroken_since = 0.0
+        # Written by the writing and the presence thread, after a new connection was made.
+        self._lost_at = 0.0
+        self._newest: Mapping[str, int] | None = None
         self._asked_at = 0.0
         self._failure: BaseException | None = None
         self._is_loss_told = False
@@ -143,7 +159,7 @@ class Presence:
     def is_lease_valid(self, *, since: float | None = None) -> bool:
         """True if no rival may have taken over by now; with `since`, at any time since then."""
         is_valid = self._ports.monotonic() < self._valid_until
-        return is_valid and (since is None or self._unbroken_since <= since)
+        return is_valid and (since is None or max(self._unbroken_since, self._lost_at) <= since)
 
     @property
     def failure(self) -> BaseException | None:
@@ -178,6 +194,32 @@ class Presence:
         self._wake.setblocking(False)
         self._ports.start_thread(f"presence of {self._address}", self._run)
 
+    def note_commit(self, tail: Tail) -> None:
+        """Remember the newest commit of this process: the row of one conversation that it wrote."""
+        self._newest = {
+            "node": self.node,
+            "number": tail.number,
+            "log": tail.log,
+            "epoch": tail.epoch,
+            "head": tail.head,
+            "tip": tail.tip,
+        }
+
+    def check_commits(self, connection: psycopg.Connection[Any]) -> None:
+        """End the lease for all claims up to now if a new connection's server has lost commits.
+
+        A server loses the newest ones, so it has all of this process's if it has the newest one.
+        Until then owners here would answer from memory with events that are in no log any more.
+        """
+        newest = self._newest
+        if newest is None or connection.execute(_HAS_COMMIT, newest).fetchone() is not None:
+            return
+        self._newest = None
+        self._lost_at = nextafter(self._ports.monotonic(), inf)
+        _log.error("the database has lost commits", node=self._address)
+        self._on_demoted()  # the reader may still be connected to the server that has them
+        self._on_lease_loss()
+
     def listen(self) -> None:
         """Begin soon to call `on_notify` after each commit of another process."""
         if not self._is_listening:
@@ -204,7 +246,10 @@ class Presence:
             self._wake.send(what)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> bool:
-        """Renew the lease; return False if it had run out by then, or a rival had ended it."""
+        """Renew the lease; return False if it had run out by then, or a rival had ended it.
+
+        It has run out if either clock says so: the database's may have been set ahead.
+        """
         asked_at = self._ports.monotonic()
         row = connection.execute(
             RENEW,
@@ -216,8 +261,8 @@ class Presence:
             },
         ).fetchone()
         answered_at = self._ports.monotonic()
-        was_gone = row is None or row[0]
-        is_unbroken = answered_at < self._valid_until and not was_gone
+        was_held = row is not None and row[0]
+        is_unbroken = answered_at < self._valid_until and was_held
         if not is_unbroken:
             # It ended some time before this: a rival may own conversations claimed under it. A
             # claim that began at this very reading of the clock began before the renewal.
@@ -272,6 +317,7 @@ class Presence:
 
     def _serve(self, connection: BoundedConnection) -> None:
         is_listening = False
+        self.check_commits(connection)
         while not self._is_stopping:
             connection.begin_job()
             begins = self._is_listening and not is_listening

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import groupby, product
+from itertools import groupby, islice, product
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -458,7 +458,8 @@ class PostgresWriter:
     def _tell(self, statement: _Statement) -> None:
         """Wake the readers of the logs that this statement changed, here and in other processes."""
         self._listed.update(statement.listed)
-        if statement.moved:
+        if statement.newest is not None:
+            self._presence.note_commit(statement.newest)
             self._tell_of(statement.moved, statement.listeners)
 
     def _tell_of(self, names: Collection[str], listeners: int = 1) -> None:
@@ -524,6 +525,8 @@ class PostgresWriter:
         rows = self._claim_rows(_CLAIMS[takeover], values)
         self._failpoint("committed")
         tails = {row[1]: tail_of_row(row) for *row, _, address in rows if address is None}
+        for tail in islice(tails.values(), 1):
+            self._presence.note_commit(tail)
         addresses = {name: address for *_, name, address in rows}
         for job in jobs:
             name = job.conversation_id
@@ -911,6 +914,8 @@ class _Statement:
         self._now_us = now_us
         self.moved: Sequence[str] = ()
         """After it was run: the names of the conversations that it has appended to."""
+        self.newest: Tail | None = None
+        """After it was run: the tail of one of these; None if there are none."""
         self.listeners = 0
         """After it was run: how many other processes listened."""
         # By conversation: the tail as the statement leaves it, and the appends that move it there.
@@ -999,7 +1004,9 @@ class _Statement:
         assert row is not None, "an aggregate has one row"
         moved = set(row[0] or ())
         self.listeners = row[1]
-        self.moved = [tail.name for tail in tails if tail.number in moved]
+        appended = [tail for tail in tails if tail.number in moved]
+        self.moved = [tail.name for tail in appended]
+        self.newest = appended[-1] if appended else None
         return moved
 
 

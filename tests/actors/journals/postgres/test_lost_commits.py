@@ -5,19 +5,29 @@ The server gives the same answers if the rows are put back as they were, which t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 import anyio
 import psycopg
 import pytest
 
 from turnkeeper.actors import Conversations, PostgresJournal, TurnContext, agent
-from turnkeeper.actors.errors import ConversationDeleted, Fenced
+from turnkeeper.actors.errors import (
+    ConversationDeleted,
+    Fenced,
+    JournalOutcomeUnknown,
+    JournalUnavailable,
+    LeaseExpired,
+)
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.postgres.presence import Presence
+from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
 
 from .... import postgres
+from ....postgres_proxy import Proxy
 from .test_no_answer import append
 
 pytestmark = pytest.mark.costly
@@ -151,3 +161,95 @@ async def test_who_has_seen_what_was_lost_is_told_and_the_owner_goes_on_from_wha
         assert "You said: one" in log
         assert "You said: two" in log
         assert "lost" not in log
+
+
+class Told(PostgresJournal):
+    """Sets an event when the journal has told of a lost lease."""
+
+    def watch_lease(self, on_loss: Callable[[], None]) -> None:
+        self.lost = anyio.Event()
+
+        def tell() -> None:
+            on_loss()
+            self.lost.set()
+
+        super().watch_lease(tell)
+
+
+async def test_an_owner_answers_nothing_from_memory_that_its_new_server_does_not_have(
+    schema: str,
+) -> None:
+    """A message that was sent again got the place of one that is in no log any more."""
+    with Proxy(postgres.conninfo()) as proxy:
+        journal = Told(proxy.conninfo, schema=schema)
+        async with Conversations(echo, journal=journal) as conversations:
+            chat = conversations["c"]
+            await (await chat.send("one")).reply()
+            other = await conversations["d"].send("not lost", message_id="d")
+            await other.reply()
+            with commits_lost(schema):
+                lost = await chat.send("two", message_id="m")
+                await lost.reply()
+                head = (await chat.at()).view.seq
+
+            proxy.cut()
+            with anyio.fail_after(60):
+                await journal.lost.wait()
+
+            while True:
+                with suppress(Unavailable, OutcomeUnknown, LeaseExpired):
+                    again = await chat.send("two", message_id="m")
+                    break
+            assert await again.reply() == "You said: two"
+            assert (await chat.at()).view.seq == head
+            log = [logged.event async for logged in chat.events(live=False)]
+            assert [one.message_id for one in log if isinstance(one, UserMessageEvent)][1:] == ["m"]
+            # What it still has is known.
+            assert (await conversations["d"].send("not lost", message_id="d")).seq == other.seq
+
+
+@pytest.mark.parametrize(
+    ("newest", "is_lost"),
+    [("append", True), ("claim", True), ("append", False), ("rival", False), ("deletion", False)],
+)
+async def test_a_writer_that_connects_again_looks_for_the_newest_commit_of_its_process(
+    schema: str, monkeypatch: pytest.MonkeyPatch, newest: str, is_lost: bool
+) -> None:
+    """Before it writes more: that would be there, and would hide the loss."""
+    monkeypatch.setattr(Presence, "_serve", lambda presence, _: presence._wait_for_call(60.0))
+    with Proxy(postgres.conninfo()) as proxy:
+        journal = Told(proxy.conninfo, schema=schema, lease_s=600.0)
+        async with journal, PostgresJournal(postgres.conninfo(), schema=schema) as rival:
+            journal.watch_lease(lambda: None)
+            since = Ports().monotonic()
+            other = await journal.claim("d")
+            claim = await journal.claim("c")
+            await append(journal, claim, 1, "e1")
+            with commits_lost(schema) if is_lost else nullcontext():
+                if newest == "claim":
+                    await journal.claim("c")
+                else:
+                    await append(journal, claim, 2, "e2")
+            if newest == "deletion":
+                await journal.delete("c", epoch=claim.epoch)
+            elif newest == "rival":
+                await journal.release("c", epoch=claim.epoch)
+                await append(rival, await rival.claim("c"), 3, "e3")
+
+            proxy.cut()
+            while True:
+                with suppress(JournalOutcomeUnknown, JournalUnavailable):
+                    sent = journal.append(
+                        "d",
+                        [make_record("of d")],
+                        epoch=other.epoch,
+                        expected_seq=1,
+                        is_unfinished=False,
+                    )
+                    assert list(await sent) == [1]
+                    break
+
+            assert journal.is_lease_valid(since=since) is not is_lost
+            assert journal.is_lease_valid(since=Ports().monotonic())
+            if is_lost:
+                await journal.lost.wait()

@@ -36,7 +36,7 @@ Connect: TypeAlias = Callable[[], BoundedConnection]
 
 def answering() -> Any:  # noqa: ANN401 - it stands for a connection
     """Return a connection on which every renewal finds its row."""
-    return SimpleNamespace(execute=lambda *_: SimpleNamespace(fetchone=lambda: (False,)))
+    return SimpleNamespace(execute=lambda *_: SimpleNamespace(fetchone=lambda: (True,)))
 
 
 class World:
@@ -102,6 +102,21 @@ def really(schema: str) -> Connect:
     with make() as connection:
         bring_up_to_date(connection, schema, allow=lambda _: None)
     return make
+
+
+def test_a_lease_that_ran_out_by_the_databases_clock_is_broken(really: Connect) -> None:
+    """A rival may have taken over, as soon as that clock was set ahead: owners here kept on."""
+    world = World(really)
+    with really() as connection:
+        world.presence.register(connection)
+        claimed_at = world.clock.monotonic()
+        assert world.presence._renew(connection)
+        connection.execute("UPDATE node SET lease_until = clock_timestamp() - interval '1 hour'")
+
+        assert not world.presence._renew(connection)
+        assert not world.presence.is_lease_valid(since=claimed_at)
+        assert world.presence.is_lease_valid()
+        assert world.presence._renew(connection)
 
 
 def test_a_lease_that_ran_out_does_not_bring_back_what_was_claimed_under_it() -> None:
