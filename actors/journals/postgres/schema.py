@@ -209,6 +209,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
+_ENCODINGS = ("UTF8", "SQL_ASCII")  # the latter keeps any bytes as they are
 # PostgreSQL has no text with a NUL or with half of a surrogate pair.
 UNENCODABLE = (psycopg.DataError, UnicodeError)
 
@@ -269,8 +270,16 @@ def bring_up_to_date(
 ) -> None:
     """Make or migrate the tables. Raises `JournalRefused` if they are newer than this code.
 
-    If there is something to do, it calls `allow` to let the connection wait longer.
+    Also refused is a database whose encoding lacks characters: the title or the last message of a
+    conversation may have these, and then no event could be written to it any more. If there is
+    something to do, it calls `allow` to let the connection wait longer.
     """
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in _ENCODINGS:
+        raise JournalRefused(
+            f"schema {schema} is in a database with the encoding {encoding}, which lacks most "
+            "characters; nothing was changed; use a database with the encoding UTF8"
+        )
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
         # IF NOT EXISTS asks for the right to create even if there is nothing to create, and an

@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -898,6 +899,41 @@ async def test_a_database_or_a_user_that_does_not_exist_is_refused(schema: str) 
     with pytest.raises(JournalUnavailable, match="does not exist"):
         async with PostgresJournal(both):
             raise AssertionError("entered")
+
+
+@pytest.mark.parametrize(("encoding", "is_usable"), [("LATIN1", False), ("SQL_ASCII", True)])
+async def test_a_database_whose_encoding_lacks_characters_is_refused(
+    schema: str, encoding: str, is_usable: bool
+) -> None:
+    """An answer with another character ended its owner, and each one after it, for good."""
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        made = f"{schema}_encoded"
+        admin.execute(
+            f"CREATE DATABASE {made} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' "
+            "TEMPLATE template0".encode()
+        )
+        try:
+            address = make_conninfo(postgres.conninfo(), dbname=made)
+            with (
+                nullcontext()
+                if is_usable
+                else pytest.raises(JournalRefused, match=f"encoding {encoding}")
+            ):
+                async with PostgresJournal(address) as journal:
+                    claim = await journal.claim("größe")
+                    listing = Listing(1, "", "idle", 1, 1, {}, '{"last_message":"🐢"}')
+                    await journal.append(
+                        "größe",
+                        [make_record("e1")],
+                        epoch=claim.epoch,
+                        expected_seq=1,
+                        is_unfinished=False,
+                        listing=listing,
+                    )
+                    (row,) = (await journal.page(ListQuery(9, prefix="grö"))).rows
+                    assert (row.conversation_id, row.listing) == ("größe", listing)
+        finally:
+            admin.execute(f"DROP DATABASE {made} WITH (FORCE)".encode())
 
 
 async def test_tables_that_are_newer_are_refused_with_both_versions(schema: str) -> None:
