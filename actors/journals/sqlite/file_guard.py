@@ -22,14 +22,19 @@ CHECK_INTERVAL_S = 1.0
 class FileGuard:
     """One for each opening of a file for writing; all of it runs in the writer's thread."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        """Stamp the file; `connection` has written to it, so that it has a log."""
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, is_log_stamped: bool) -> None:
+        """Stamp the file; `connection` has written to it, so that it has a log.
+
+        Raises `JournalRefused` if a reader keeps the stamp out of the file, unless its log was
+        stamped before. After a crash, a log without a stamp is taken for another file's, and with
+        it all commits that would be made now.
+        """
         self._path = path
         self._connection = connection
         self._salt: int | None = None
         self._is_erasing = False
         self._files = self._look()
-        self._stamp()
+        self._stamp(is_needed=not is_log_stamped)
 
     def check(self) -> None:
         """Raise `JournalRefused` if the file is not in its place; otherwise do pending upkeep."""
@@ -67,21 +72,30 @@ class FileGuard:
         self._is_erasing = bool(is_busy)
         return not is_busy
 
-    def _stamp(self) -> None:
+    def _stamp(self, *, is_needed: bool = False) -> None:
         """Mark the file as incomplete without its log, and stamp it with the log that it needs.
 
         A checkpoint writes the mark into the file, and the next log begins by clearing it. Then the
         stamp moves on to that next log, so that a copy of the previous log is outdated once the
         next one is folded in. If a reader blocks the checkpoint, the file keeps its older stamp.
+        With `is_needed`, the checkpoint waits for readers, and the file is refused if they stay.
         """
         salt = log_salt(self._path)
         try:
             self._connection.execute(
                 "UPDATE log_stamp SET is_log_needed = 1, salt = ?", (salt or 0,)
             )
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            how = "FULL" if is_needed else "PASSIVE"
+            (is_busy, *_) = self._connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
         finally:
             self._clear_mark()
+        if is_needed and is_busy:
+            raise JournalRefused(
+                f"{self._path} cannot be opened: another program has been reading it since before "
+                "it was opened, in one transaction, so that after a crash its new write-ahead log "
+                "could not be told from another file's; no conversation was changed; end that "
+                "transaction, and try again"
+            )
         self._salt = log_salt(self._path)
         if self._salt != salt:
             self._connection.execute("UPDATE log_stamp SET salt = ?", (self._salt or 0,))

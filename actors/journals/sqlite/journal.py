@@ -62,6 +62,7 @@ from .reader import ListSlice, Read, SQLiteReader
 from .schema import (
     Synchronous,
     closing_on_error,
+    is_log_stamped,
     log_bytes,
     log_holder,
     open_for_writing,
@@ -459,6 +460,7 @@ class SQLiteJournal(DatabaseJournal):
     def _make_sqlite_writer(self) -> SQLiteWriter:
         left = log_bytes(self._path)  # of an owner that did not close it, or beside a reader
         self._allow_for_log(self._writer, left)
+        is_stamped = is_log_stamped(self._path)
         connection = open_for_writing(
             self._path, synchronous=self._synchronous, busy_wait_s=self._busy_wait_s
         )
@@ -480,6 +482,7 @@ class SQLiteJournal(DatabaseJournal):
                 rejection_age_s_max=self._rejection_age_s_max,
                 is_searching=self._is_searching,
                 is_log_left=left > 0,
+                is_log_stamped=is_stamped,
                 on_closed=self._close_for_writing,
                 on_log_bytes=partial(self._allow_for_log, self._writer),
             )

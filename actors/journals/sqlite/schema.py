@@ -15,7 +15,7 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Literal
 
 from ...errors import InvalidInput, JournalRefused, JournalUnavailable
 from ...values.type_names import a_type
-from .wal import LogStamp, fits, has_lost_commits, log_salt
+from .wal import LogStamp, fits, has_lost_commits, is_stamped, log_salt
 
 Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
 
@@ -431,6 +431,18 @@ def refuse_replaced(path: Path, cause: Exception) -> None:
 
 def is_log_of(path: Path) -> bool:
     """Return True if the log beside a file, or its absence, fits the file's stamp."""
+    stamp, opening_pages = _read_stamp(path)
+    return fits(path, stamp, opening_pages)
+
+
+def is_log_stamped(path: Path) -> bool:
+    """Return True if the log beside a file fits its stamp, and will, whatever is written to it."""
+    with refusals(path):
+        return is_stamped(path, _read_stamp(path)[0])
+
+
+def _read_stamp(path: Path) -> tuple[LogStamp, Container[int]]:
+    """Return a file's stamp, and the pages that opening it writes."""
     opening_pages: set[int] = set()
     stamp = LogStamp(is_log_needed=False, salt=0)
     try:
@@ -451,7 +463,7 @@ def is_log_of(path: Path) -> bool:
         cannot_be_read = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)
         if error_code(error) in cannot_be_read:
             raise
-    return fits(path, stamp, opening_pages)
+    return stamp, opening_pages
 
 
 def error_code(error: BaseException) -> int:

@@ -72,12 +72,19 @@ def fits(database: Path, stamp: LogStamp, opening_pages: Container[int]) -> bool
     `opening_pages` are the pages that opening the file writes before it is stamped: a process that
     was killed in between leaves a log of only these, which fits no stamp and does no harm.
     """
-    salt = log_salt(database)
-    if salt is None:
+    if log_salt(database) is None:
         return not stamp.is_log_needed
-    if not stamp.salt or (salt - stamp.salt) % (1 << 32) < _RESTARTS_MAX:
+    if is_stamped(database, stamp):
         return True
     return not stamp.is_log_needed and all(page in opening_pages for page in _pages(database))
+
+
+def is_stamped(database: Path, stamp: LogStamp) -> bool:
+    """Return True if a file has a log that fits its stamp, whatever the log's pages are."""
+    salt = log_salt(database)
+    if salt is None:
+        return False
+    return not stamp.salt or (salt - stamp.salt) % (1 << 32) < _RESTARTS_MAX
 
 
 def has_lost_commits(database: Path) -> bool:

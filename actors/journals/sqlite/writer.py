@@ -200,6 +200,7 @@ class SQLiteWriter:
         rejection_age_s_max: float,
         is_searching: bool,
         is_log_left: bool,
+        is_log_stamped: bool,
         on_closed: Callable[[Exception], None],
         on_log_bytes: Callable[[int], None],
     ) -> None:
@@ -235,7 +236,7 @@ class SQLiteWriter:
         # may have no file left to open.
         connection.execute("PRAGMA temp_store = MEMORY")
         self._generation = self._take_generation(owner)
-        self.guard = FileGuard(path, connection)
+        self.guard = FileGuard(path, connection, is_log_stamped=is_log_stamped)
         self._checked_at = self._erases_at = ports.monotonic()
         connection.executescript(_INCOMING.replace("{generation}", str(self._generation)))
         # No other process adds rows as long as the generation is ours. The newest rows may have

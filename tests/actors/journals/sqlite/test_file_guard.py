@@ -398,6 +398,49 @@ async def test_a_copy_that_sqlite_makes_of_a_running_file_needs_no_log(
 # --- readers in the way ---------------------------------------------------------------------------
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Read the file as another program does, in one transaction."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM event").fetchone()
+        yield
+
+
+async def test_no_commit_goes_to_a_log_that_a_crash_would_make_a_foreign_one(
+    path: Path, tmp_path: Path
+) -> None:
+    """The stamp stays out of the file while it is read. All commits were refused after a crash."""
+    await write(path, "e1")
+    with reading(path):
+        for _ in range(2):
+            with pytest.raises(JournalRefused, match="another program has been reading it"):
+                async with SQLiteJournal(path, owner_wait_s=0, busy_wait_s=0):
+                    raise AssertionError("entered")
+        for end in ("", "-wal"):
+            shutil.copyfile(f"{path}{end}", f"{tmp_path / 'refused.db'}{end}")
+    for file in (path, tmp_path / "refused.db"):
+        await write(file, "e2", kill_to=tmp_path / "killed.db")
+        assert await ids(tmp_path / "killed.db") == await ids(file) == ["e1", "e2"]
+
+
+async def test_an_owner_opens_beside_a_reader_a_log_that_is_known_to_be_the_files(
+    path: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        async with SQLiteJournal(path, owner_wait_s=0) as journal:
+            claim = await journal.claim("c")
+            await append(journal, "c", claim, 1, "e1")
+            stack.enter_context(reading(path))
+        async with SQLiteJournal(path, owner_wait_s=0, busy_wait_s=0) as journal:
+            claim = await journal.claim("c")
+            await append(journal, "c", claim, 2, "e2")
+            for end in ("", "-wal"):
+                shutil.copyfile(f"{path}{end}", f"{tmp_path / 'killed.db'}{end}")
+    await write(tmp_path / "killed.db", "e3")
+    assert await ids(tmp_path / "killed.db") == ["e1", "e2", "e3"]
+
+
 async def test_a_deletion_beside_a_long_reader_keeps_nobody_waiting(path: Path) -> None:
     """With SQLite's own patience it would wait for the reader, and all appends with it."""
     clock = Clock()

@@ -78,6 +78,7 @@ def next_owner(path: Path, *, is_searching: bool = False, clock: Clock) -> SQLit
         rejection_age_s_max=1e9,
         is_searching=is_searching,
         is_log_left=left > 0,
+        is_log_stamped=False,
         on_closed=lambda error: pytest.fail(f"closed for writing: {error}"),
         on_log_bytes=lambda _bytes: None,
     )

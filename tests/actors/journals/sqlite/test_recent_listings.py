@@ -56,6 +56,7 @@ class File:
             rejection_age_s_max=1e9,
             is_searching=is_searching,
             is_log_left=False,
+            is_log_stamped=False,
             on_closed=lambda _error: None,
             on_log_bytes=lambda _bytes: None,
         )
