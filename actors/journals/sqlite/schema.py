@@ -322,7 +322,10 @@ def open_for_writing(
         # Checked before opening: closing the file would copy a bad log into it and delete the log.
         refuse_bad_log(path)
         connection = _connect(path, "rw", busy_wait_s)
-        with closing_on_error(connection):
+        # If the file is refused, as a backup is to which a log of later commits was left, that log
+        # must not be folded into it.
+        holder = log_holder(path) if log_bytes(path) else contextlib.nullcontext()
+        with closing_on_error(connection), holder, closing_on_error(connection):
             version = _check(connection, path)
             _set_up(connection, path, synchronous)
             _migrate(connection, version)
@@ -366,7 +369,7 @@ def log_bytes(path: Path) -> int:
 def log_holder(path: Path) -> Iterator[None]:
     """Keep the log beside a file, even if the connection that writes the file is closed."""
     with contextlib.closing(_connect(path, "ro", 0)) as connection:
-        connection.execute("SELECT generation FROM journal").fetchone()
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         yield
 
 

@@ -395,6 +395,40 @@ async def test_a_copy_that_sqlite_makes_of_a_running_file_needs_no_log(
     assert await ids(copy) == ["e1", "e2", "e3"]
 
 
+async def test_a_log_of_later_commits_is_not_folded_into_a_backup_that_it_damages(
+    path: Path, tmp_path: Path
+) -> None:
+    """The file was refused, with "nothing was changed", and the backup was lost."""
+    restored = tmp_path / "restored.db"
+    async with SQLiteJournal(path, owner_wait_s=0) as journal:
+        claim = await journal.claim("c")
+
+        async def more(upto: int) -> None:
+            head = (await journal.info("c")).head if upto > 50 else 0
+            for seq in range(head + 1, upto + 1):
+                record = make_record(f"e{seq}", b"%04000d" % seq)
+                await journal.append(
+                    "c", [record], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+                )
+
+        await more(50)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            with closing(sqlite3.connect(restored)) as target:
+                other.backup(target)
+            await more(100)
+            other.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        await more(120)
+        shutil.copyfile(f"{path}-wal", f"{restored}-wal")
+    content = restored.read_bytes()
+
+    with pytest.raises(JournalRefused, match="damaged"):
+        await write(restored, "new")
+
+    assert restored.read_bytes() == content
+    Path(f"{restored}-wal").unlink()
+    assert len(await ids(restored)) == 50
+
+
 # --- readers in the way ---------------------------------------------------------------------------
 
 
