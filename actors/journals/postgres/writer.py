@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import groupby, islice, product
+from itertools import groupby, product
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -525,8 +525,8 @@ class PostgresWriter:
         rows = self._claim_rows(_CLAIMS[takeover], values)
         self._failpoint("committed")
         tails = {row[1]: tail_of_row(row) for *row, _, address in rows if address is None}
-        for tail in islice(tails.values(), 1):
-            self._presence.note_commit(tail)
+        if tails:
+            self._presence.note_commit(next(iter(tails.values())))
         addresses = {name: address for *_, name, address in rows}
         for job in jobs:
             name = job.conversation_id

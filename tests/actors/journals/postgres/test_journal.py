@@ -892,9 +892,12 @@ async def test_a_database_or_a_user_that_does_not_exist_is_refused(schema: str) 
                 async with PostgresJournal(address, schema=schema, read_only=read_only):
                     raise AssertionError("entered")
     # Of two servers one may be the right one, once it can be reached.
-    found = conninfo_to_dict(address)
+    found = conninfo_to_dict(postgres.conninfo())
     both = make_conninfo(
-        **{**found, "host": f"127.0.0.1,{found['host']}", "port": f"1,{found.get('port', 5432)}"}
+        postgres.conninfo(),
+        host=f"127.0.0.1,{found['host']}",
+        port=f"1,{found.get('port', 5432)}",
+        user="no_such_user",
     )
     with pytest.raises(JournalUnavailable, match="does not exist"):
         async with PostgresJournal(both):
