@@ -278,7 +278,8 @@ def bring_up_to_date(
     if encoding not in _ENCODINGS:
         raise JournalRefused(
             f"schema {schema} is in a database with the encoding {encoding}, which lacks most "
-            "characters; nothing was changed; use a database with the encoding UTF8"
+            "characters; nothing was changed; use a database with the encoding UTF8, and move a "
+            "journal there with `turnkeeper export` and `import`"
         )
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))

@@ -38,6 +38,7 @@ from turnkeeper.actors.journal import Claim, Listing, ListQuery, Record, Rejecti
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.files import verify_logs
 from turnkeeper.actors.journals.postgres import reader as reader_module
+from turnkeeper.actors.journals.postgres import schema as schema_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection, Numbers, connect
 from turnkeeper.actors.journals.postgres.log import empty_tail
 from turnkeeper.actors.journals.postgres.presence import CHANNEL, payload_of
@@ -248,7 +249,11 @@ def latin() -> Iterator[str]:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-async def test_an_append_with_text_that_the_database_cannot_hold_fails_alone(latin: str) -> None:
+async def test_an_append_with_text_that_the_database_cannot_hold_fails_alone(
+    latin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LATIN1 stands for any text that the server refuses; such a database is refused otherwise."""
+    monkeypatch.setattr(schema_module, "_ENCODINGS", ("LATIN1",))
     bad = "\N{SLIGHTLY SMILING FACE}"
     gate = Gate("begin")
     outcomes: dict[str, object] = {}
