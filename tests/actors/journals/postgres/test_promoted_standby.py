@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import psycopg
 import pytest
@@ -41,6 +42,16 @@ async def said(chat: Conversation, text: str) -> None:
                 return
 
 
+async def can_write(journal: PostgresJournal, name: str) -> None:
+    """Wait for the new primary: owners that fail again and again are not started for a while."""
+    with anyio.fail_after(60):
+        while True:
+            with suppress(Unavailable, OutcomeUnknown):
+                await journal.claim(name)
+                return
+            await anyio.lowlevel.checkpoint()
+
+
 async def messages(chat: Conversation) -> list[str | None]:
     with anyio.fail_after(60):
         while True:
@@ -61,9 +72,10 @@ async def test_a_promoted_standby_s_log_goes_on_alone_and_all_who_know_more_are_
         def journal(address: str) -> PostgresJournal:
             return PostgresJournal(pair.both, address=address, lease_s=6.0, poll_s=1.0)
 
+        journals = journal("here"), journal("there")
         async with (
-            Conversations(echo, journal=journal("here")) as here,
-            Conversations(echo, journal=journal("there")) as there,
+            Conversations(echo, journal=journals[0]) as here,
+            Conversations(echo, journal=journals[1]) as there,
         ):
             chat, quiet = here["c"], there["d"]
             await said(chat, "kept")
@@ -79,6 +91,8 @@ async def test_a_promoted_standby_s_log_goes_on_alone_and_all_who_know_more_are_
             await do(pair.stop, "primary", "immediate")
             await do(pair.start, "standby")
             await do(pair.promote)
+            for each, name in zip(journals, "xy", strict=True):
+                await can_write(each, name)
 
             # Under its old id, the lost message is a new one, once its owner has looked.
             with anyio.fail_after(60):
