@@ -35,6 +35,7 @@ from .log import CHAIN
 Owned = Literal["here", "elsewhere", "none"]
 
 __all__ = [
+    "CHANGE_LISTING",
     "LISTINGS_FOLDED",
     "LISTING_COLUMNS",
     "LISTING_WIDTH",
@@ -67,13 +68,11 @@ LISTINGS_FOLDED = 128
 # also restores a label that was lost by damage.
 _MOVING = ("seq", "status", "active_us", "payload", "seal")
 _ALL = ", ".join(f"NEW.listing_{name}" for name in _STORED)
-_CHANGED_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
+# The last statements of the trigger that writes a row of `incoming_listed`. RAISE(IGNORE) ends the
+# work on a row, and keeps what was done for it. What a turn does is all in one trigger: SQLite sets
+# up the registers and cursors of a further one for each row, even if its WHEN says no.
 WRITE_LISTING = f"""
-    CREATE TEMP VIEW changed_listing AS
-        SELECT 0 AS conversation, 0 AS is_in_recent, {_CHANGED_COLUMNS};
-    CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming_listed
-        WHEN NEW.listing_seq >= 0
-    BEGIN
+        SELECT RAISE(IGNORE) WHERE NEW.listing_seq < 0;
         INSERT OR REPLACE INTO listing_recent
             SELECT l.conversation, l.name, NEW.listing_seq, l.owner, NEW.listing_status,
                 l.created_us, NEW.listing_active_us, l.labels, NEW.listing_payload,
@@ -86,10 +85,12 @@ WRITE_LISTING = f"""
                     ON k.conversation = l.conversation AND k.label = j.key AND k.owner = l.owner
                     WHERE k.value IS NOT j.value
                 ));
-        INSERT INTO changed_listing VALUES (NEW.conversation, changes(), {_ALL});
-    END;
+        SELECT RAISE(IGNORE) WHERE changes() > 0;
+        INSERT INTO changed_listing VALUES (NEW.conversation, {_ALL});
+"""  # noqa: S608 - our own text
+CHANGE_LISTING = f"""
+    CREATE TEMP VIEW changed_listing AS SELECT 0 AS conversation, {LISTING_COLUMNS};
     CREATE TEMP TRIGGER change_listing INSTEAD OF INSERT ON changed_listing
-        WHEN NEW.is_in_recent = 0
     BEGIN
         DELETE FROM listing_recent WHERE conversation = NEW.conversation;
         INSERT INTO listing

@@ -62,6 +62,7 @@ from ..shared.record_chain import next_mark, seal
 from .erasure import erase_slice, erasures
 from .file_guard import CHECK_INTERVAL_S, FileGuard
 from .listings import (
+    CHANGE_LISTING,
     LISTING_COLUMNS,
     LISTING_WIDTH,
     LISTINGS_FOLDED,
@@ -139,14 +140,15 @@ _WRITE_INCOMING = """
             NEW.id, NEW.previous, NEW.log, NEW.seq, NEW.epoch, NEW.event_id, NEW.kind,
             nullif(NEW.message_id, 0), NEW.mark, NEW.payload, nullif(NEW.parts, 0)
         );
+        {listing}
     END;
 """
 _INCOMING = f"""
     CREATE TEMP VIEW incoming AS SELECT {_INCOMING_COLUMNS};
-    {_WRITE_INCOMING.replace("{view}", "incoming")}
+    {_WRITE_INCOMING.replace("{view}", "incoming").replace("{listing}", "")}
+    {CHANGE_LISTING}
     CREATE TEMP VIEW incoming_listed AS SELECT {_INCOMING_COLUMNS}, {LISTING_COLUMNS};
-    {_WRITE_INCOMING.replace("{view}", "incoming_listed")}
-    {WRITE_LISTING}
+    {_WRITE_INCOMING.replace("{view}", "incoming_listed").replace("{listing}", WRITE_LISTING)}
 """
 # Messages are indexed with the owner that the listing had at that time.
 _MOVE_OWNER = "INSERT OR IGNORE INTO search_again SELECT ? FROM search"

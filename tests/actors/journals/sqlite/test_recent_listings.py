@@ -272,8 +272,8 @@ def test_a_late_index_has_the_moments_between_two_groups(tmp_path: Path) -> None
         assert file.recent() <= MAX
 
 
-def test_a_turn_opens_no_table_for_its_listing(file: File) -> None:
-    """SQLite opens one for the rows of a statement; one more a listing took a tenth of the time."""
+def programs_of_an_append(file: File) -> dict[str, list[str]]:
+    """Return what SQLite does for two rows with listings: by program, the operations."""
     statement = writer._insert(2, is_listed=True)
     programs: dict[str, list[str]] = {}
     opcodes: list[str] = []
@@ -282,8 +282,21 @@ def test_a_turn_opens_no_table_for_its_listing(file: File) -> None:
         if opcode == "Init":
             opcodes = programs[str(p4)] = []
         opcodes.append(opcode)
+    return programs
 
-    assert "OpenEphemeral" not in programs["-- TRIGGER write_listing"]
+
+def test_a_turn_opens_no_table_for_its_listing(file: File) -> None:
+    """SQLite opens one for the rows of a statement; one more a listing took a tenth of the time."""
+    programs = programs_of_an_append(file)
+
+    assert "OpenEphemeral" not in programs["-- TRIGGER write_incoming_listed"]
+
+
+def test_a_row_runs_one_trigger(file: File) -> None:
+    """SQLite sets one up for each row, also if its WHEN says no: one more took a thirtieth."""
+    programs = programs_of_an_append(file)
+
+    assert programs["None"].count("Program") == 1
 
 
 @pytest.mark.usefixtures("few")
