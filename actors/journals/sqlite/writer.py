@@ -124,6 +124,7 @@ _INCOMING_COLUMNS = """
     0 AS conversation, 0 AS head, 0 AS is_unfinished, 0 AS updated_us, 0 AS seal
 """
 _WIDTH = 16
+_LISTED_WIDTH = _WIDTH + LISTING_WIDTH
 _NO_MOVE = (0,) * 5
 """The last columns of a row that does not move its tail."""
 _WRITE_INCOMING = """
@@ -158,10 +159,10 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 
 
 @cache
-def _insert(size: int, *, is_listed: bool) -> str:
+def _insert(size: int, width: int) -> str:
     # Not numbered, though the time is the same in all rows: Python 3.12.0 to 3.12.3 take `?1` for
     # a name, and warn at each statement.
-    view, width = ("incoming_listed", _WIDTH + LISTING_WIDTH) if is_listed else ("incoming", _WIDTH)
+    view = "incoming" if width == _WIDTH else "incoming_listed"
     rows = ", ".join([f"({', '.join('?' * width)})"] * size)
     return f"INSERT INTO {view} VALUES {rows}"  # noqa: S608 - our own text
 
@@ -222,10 +223,10 @@ class SQLiteWriter:
         self._tails: OrderedDict[str, PackedTail] = OrderedDict()
         # The tails that the current group has loaded, and may have changed.
         self._loaded: dict[str, PackedTail] = {}
-        # The rows of appends that are decided but not yet passed to SQLite, one after the other,
-        # and the listings that go with some of them, by the numbers of their rows.
+        # The rows of appends that are decided but not yet passed to SQLite, one after the other.
+        # All have the same width: as soon as one of them has a listing, the others have none in it.
         self._values: list[object] = []
-        self._listings: dict[int, tuple[object, ...]] = {}
+        self._width = _WIDTH
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self._log_pages = 0
         self.is_erasing = is_log_left or bool(erasures(connection))
@@ -447,7 +448,7 @@ class SQLiteWriter:
             for job in jobs:
                 if not isinstance(job, Append) or not self._gather(job):
                     return self._forget()
-            if self._parts or len(self._values) > _SIZES[-1] * _WIDTH:
+            if self._parts or len(self._values) > _SIZES[-1] * self._width:
                 return self._forget()
             self._failpoint("begin")
         except Exception as error:  # noqa: BLE001 - of any kind
@@ -492,7 +493,9 @@ class SQLiteWriter:
 
     def _keep_tails(self) -> None:
         """Keep the tails of a group that was committed. After a rollback, none is loaded."""
-        self._tails.update(self._loaded)
+        for name, packed in self._loaded.items():
+            self._tails[name] = packed
+            self._tails.move_to_end(name)
         self._loaded.clear()
         while len(self._tails) > self._tails_max:
             self._tails.popitem(last=False)
@@ -500,6 +503,8 @@ class SQLiteWriter:
     def _forget(self) -> bool:
         """Drop the gathered rows and the tails of their conversations; return False."""
         self._drop_gathered()
+        for name in self._loaded:
+            self._tails.pop(name, None)
         self._loaded.clear()
         return False
 
@@ -612,7 +617,7 @@ class SQLiteWriter:
 
     def _drop_gathered(self) -> None:
         self._values.clear()
-        self._listings.clear()
+        self._width = _WIDTH
         self._parts.clear()
 
     # --- appends ----------------------------------------------------------------------------------
@@ -689,6 +694,9 @@ class SQLiteWriter:
         number, name, _, log, epoch, before, last, mark, forked_at, _, at_us, prefix, begun = tail
         if listing is None and before == forked_at:
             listing = bare_listing(self.now_us)
+        if listing is not None and self._width == _WIDTH:
+            self._widen()
+        no_listing = NO_LISTING[: self._width - _WIDTH]
         seq = before
         upto = before + len(records)
         values = self._values
@@ -708,6 +716,7 @@ class SQLiteWriter:
             values += (last, previous, log, seq, epoch, event_id, kind, message, mark, blob, places)
             if seq != upto:
                 values += _NO_MOVE
+                values += no_listing
         unfinished = int(is_unfinished)
         # Lower than before if the clock was set back.
         if at_us < self.now_us:  # noqa: PLR1730 - `max` takes three times as long
@@ -717,24 +726,27 @@ class SQLiteWriter:
         # What follows `epoch` in a packed tail.
         end = (seq, last, mark, forked_at, is_unfinished, at_us, prefix, begun)
         self._loaded[name] = tail[:HEAD] + end
-        if listing is not None:
+        if listing is None:
+            values += no_listing
+        else:
             self._recent.add(number)
-            self._listings[len(values) // _WIDTH - 1] = listing_columns(name, listing)
+            values += listing_columns(name, listing)
         return range(before + 1, upto + 1)
+
+    def _widen(self) -> None:
+        """Give the gathered rows the columns of a listing."""
+        rows = zip(*[iter(self._values)] * _WIDTH, strict=True)
+        self._values = list(chain.from_iterable((*row, *NO_LISTING) for row in rows))
+        self._width = _LISTED_WIDTH
 
     def _write(self) -> None:
         """Pass the gathered rows to SQLite."""
-        listings = self._listings
-        for at in range(0, len(self._values) // _WIDTH, _SIZES[-1]):
-            values = self._values[at * _WIDTH : (at + _SIZES[-1]) * _WIDTH]
-            size = _SIZES[bisect_left(_SIZES, len(values) // _WIDTH)]
-            values += [0] * (size * _WIDTH - len(values))
-            if listings:
-                rows = zip(*[iter(values)] * _WIDTH, strict=True)
-                beside = [listings.get(place, NO_LISTING) for place in range(at, at + size)]
-                pieces = chain.from_iterable(zip(rows, beside, strict=True))
-                values = list(chain.from_iterable(pieces))
-            self._execute(_insert(size, is_listed=bool(listings)), values)
+        width = self._width
+        for at in range(0, len(self._values), _SIZES[-1] * width):
+            values = self._values[at : at + _SIZES[-1] * width]
+            size = _SIZES[bisect_left(_SIZES, len(values) // width)]
+            values += [0] * (size * width - len(values))
+            self._execute(_insert(size, width), values)
         for log, seq, digest, part in self._parts:
             self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
             self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))
@@ -754,8 +766,8 @@ class SQLiteWriter:
         packed = self._loaded.get(name)
         if packed is not None:
             return packed
-        # Taken out of the table: a commit puts it back as the newest, and a rollback drops it.
-        packed = self._tails.pop(name, None)
+        # A commit makes it the newest in the table, and a rollback drops it from there.
+        packed = self._tails.get(name)
         if packed is None:
             tail = read_tail(self.connection, name)
             if tail is None:

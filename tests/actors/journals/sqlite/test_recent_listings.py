@@ -272,9 +272,37 @@ def test_a_late_index_has_the_moments_between_two_groups(tmp_path: Path) -> None
         assert file.recent() <= MAX
 
 
+def test_appends_with_and_without_a_listing_go_in_together(file: File) -> None:
+    """Their rows have the columns of a listing as soon as one of them has one."""
+    begun = {name: Listing(1, "a", "running", at, at) for at, name in enumerate("abcd")}
+    for name, listing in begun.items():
+        file.append(name, listing)
+    ended = {name: begun[name]._replace(seq=3, status="finished") for name in "bd"}
+    jobs: list[Job[Any]] = [
+        Append(
+            name,
+            [Record(f"{name}{at}", "note", b"{}") for at in range(2)],
+            epoch=1,
+            expected_seq=2,
+            is_unfinished=False,
+            listing=ended.get(name),
+        )
+        for name in begun
+    ]
+
+    file.writer.work(jobs)
+
+    assert [list(job.settled or ()) for job in jobs] == [[2, 3]] * 4
+    file.listed |= ended
+    assert file.names(ListQuery(9)) == list(begun)
+    file.writer.close()
+    found = verify(file.path)
+    assert (found.records, found.problems) == (12, ())
+
+
 def programs_of_an_append(file: File) -> dict[str, list[str]]:
     """Return what SQLite does for two rows with listings: by program, the operations."""
-    statement = writer._insert(2, is_listed=True)
+    statement = writer._insert(2, writer._LISTED_WIDTH)
     programs: dict[str, list[str]] = {}
     opcodes: list[str] = []
     explained = file.connection.execute(f"EXPLAIN {statement}", [0] * statement.count("?"))
