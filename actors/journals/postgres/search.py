@@ -49,6 +49,7 @@ from .connections import BoundedConnection, Link
 from .schema import schema_number
 
 __all__ = [
+    "ALL_QUEUED",
     "QUEUED",
     "Indexing",
     "PostgresIndexer",
@@ -75,13 +76,21 @@ _ERASED_MAX = 1_000
 _POLL_S = 0.5
 _RETRY_S = 5.0
 
-# A part of the statement of an append; `moved` has the conversations that it has moved.
+# A part of the statement of an append; `moved` has the conversations that it has moved. The second
+# one is for a statement that has moved only conversations with new messages.
 QUEUED = """
     , queued AS (
         INSERT INTO search_queue (log, at_us, is_moved)
         SELECT s.log, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, false
         FROM unnest(%(said_logs)b::bigint[]) AS s(log)
         WHERE s.log IN (SELECT log FROM moved) AND EXISTS (SELECT FROM search)
+    )
+"""
+ALL_QUEUED = """
+    , queued AS (
+        INSERT INTO search_queue (log, at_us, is_moved)
+        SELECT log, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, false
+        FROM moved WHERE EXISTS (SELECT FROM search)
     )
 """
 

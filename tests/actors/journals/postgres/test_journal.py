@@ -212,7 +212,10 @@ async def test_a_socket_of_this_machine_takes_more_than_the_usual_at_once(schema
             assert size(its) > size(usual)
 
 
-async def test_appends_one_at_a_time_are_not_planned_anew_each_time(schema: str) -> None:
+@pytest.mark.parametrize(("events", "text"), [(1, "WITH moved"), (2, "WITH moving")])
+async def test_appends_one_at_a_time_are_not_planned_anew_each_time(
+    events: int, text: str, schema: str
+) -> None:
     """Planning took the server as long as the rest of the statement."""
     async with make_journal(schema) as journal:
         others = (
@@ -223,12 +226,14 @@ async def test_appends_one_at_a_time_are_not_planned_anew_each_time(schema: str)
         change(schema, others)
         change(schema, "ANALYZE conversation")
         claim = await journal.claim("c")
-        for seq in range(1, 21):
-            await append(journal, "c", claim, seq, f"e{seq}")
+        for at in range(20):
+            ids = [f"e{at}.{event}" for event in range(events)]
+            await append(journal, "c", claim, 1 + at * events, *ids)
         plans = await journal._change(
             lambda writer: writer.connection.execute(
                 "SELECT custom_plans, generic_plans FROM pg_prepared_statements "
-                "WHERE statement LIKE '%WITH moving%' AND statement NOT LIKE '%listed%'"
+                "WHERE statement LIKE %s AND statement NOT LIKE '%%listed%%'",
+                (f"%{text}%",),
             ).fetchall()
         )
 
