@@ -412,7 +412,8 @@ class PostgresWriter:
 
     def _append_many(self, jobs: Sequence[Append]) -> list[Append]:
         """Append in one statement; return the appends that must be tried one by one."""
-        self._load({job.conversation_id for job in jobs} - self._tails.keys())
+        # Not as a difference of sets: that would pass over all tails, one for each conversation.
+        self._load({one for job in jobs if (one := job.conversation_id) not in self._tails})
         statement = self._statement()
         alone: dict[str, list[Append]] = {}
         for job in jobs:

@@ -9,11 +9,12 @@ import socket
 import struct
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -210,6 +211,27 @@ async def test_a_socket_of_this_machine_takes_more_than_the_usual_at_once(schema
             socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as its,
         ):
             assert size(its) > size(usual)
+
+
+async def test_an_append_does_not_pass_over_the_tails_of_all_conversations(schema: str) -> None:
+    """With fifty thousand active conversations that took longer than the statement."""
+
+    class Unlisted(OrderedDict[str, Any]):
+        def keys(self) -> NoReturn:
+            raise AssertionError("all tails are passed over")
+
+        __iter__ = items = values = keys
+
+    def replace(writer: PostgresWriter) -> None:
+        writer._tails = Unlisted()
+
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        await journal._change(replace)
+
+        found = [await append(journal, "c", claim, seq, f"e{seq}") for seq in (1, 2)]
+
+    assert found == [[1], [2]]
 
 
 @pytest.mark.parametrize(("events", "text"), [(1, "WITH moved"), (2, "WITH moving")])
