@@ -111,7 +111,7 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
         "self._calls_left = self._remember(self._calls_left, event.tool_call_id)",
         "pass",
     ),
-    (_Responses, "fold", "self._early[event.tool_call_id] = event", "pass"),
+    (_Responses, "_fold", "self._early[event.tool_call_id] = event", "pass"),
     (_Responses, "_takes", "return True", "return False"),
     (_FlatMessages, "result", "LLMMessages(self._messages)", "LLMMessages(self._messages[1:])"),
     (_AnthropicMessages, "_say", "self._blocks[:0] = thinking", "self._blocks.extend(thinking)"),
