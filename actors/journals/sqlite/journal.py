@@ -469,7 +469,7 @@ class SQLiteJournal(DatabaseJournal):
         with (
             refusals(self._path),
             closing_on_error(connection),
-            log_holder(self._path),
+            log_holder(self._path, self._busy_wait_s),
             closing_on_error(connection),
         ):
             return SQLiteWriter(

@@ -324,7 +324,7 @@ def open_for_writing(
         connection = _connect(path, "rw", busy_wait_s)
         # If the file is refused, as a backup is to which a log of later commits was left, that log
         # must not be folded into it.
-        holder = log_holder(path) if log_bytes(path) else contextlib.nullcontext()
+        holder = log_holder(path, busy_wait_s) if log_bytes(path) else contextlib.nullcontext()
         with closing_on_error(connection), holder, closing_on_error(connection):
             version = _check(connection, path)
             _set_up(connection, path, synchronous)
@@ -366,9 +366,9 @@ def log_bytes(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def log_holder(path: Path) -> Iterator[None]:
+def log_holder(path: Path, busy_wait_s: float) -> Iterator[None]:
     """Keep the log beside a file, even if the connection that writes the file is closed."""
-    with contextlib.closing(_connect(path, "ro", 0)) as connection:
+    with contextlib.closing(_connect(path, "ro", busy_wait_s)) as connection:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         yield
 

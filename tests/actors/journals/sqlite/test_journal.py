@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.lowlevel
@@ -634,6 +634,32 @@ async def test_a_writer_that_another_program_holds_up_is_told_so(path: Path) -> 
         other.execute("ROLLBACK")
     async with SQLiteJournal(path, busy_wait_s=0):
         pass
+
+
+async def test_opening_a_file_with_a_log_waits_for_a_lock_at_each_of_its_steps(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that closes the file locks it all for a moment. The owner was refused at once."""
+    connect = schema._connect
+    waits: list[float] = []
+
+    def noting(
+        path: Path, mode: Literal["rw", "ro"], busy_wait_s: float, *, is_immutable: bool = False
+    ) -> sqlite3.Connection:
+        if not is_immutable:  # which takes no lock
+            waits.append(busy_wait_s)
+        return connect(path, mode, busy_wait_s, is_immutable=is_immutable)
+
+    killed = tmp_path / "killed.db"
+    async with SQLiteJournal(path) as journal:
+        await journal.claim("c")
+        for end in ("", "-wal"):
+            shutil.copyfile(f"{path}{end}", f"{killed}{end}")
+    monkeypatch.setattr(schema, "_connect", noting)
+
+    async with SQLiteJournal(killed, busy_wait_s=7):
+        assert len(waits) > 2
+        assert set(waits) == {7}
 
 
 async def test_a_journal_is_entered_once_at_a_time(path: Path) -> None:
