@@ -178,11 +178,11 @@ def connect(
     probe_s = answer_s / _PROBES_LOST_MAX
     idle_s, interval_s = max(1, int(probe_s)), max(1, int(probe_s / _PROBES_LOST_MAX))
     defaults = {
+        "target_session_attrs": "any",
         "keepalives": 1,
         "keepalives_idle": idle_s,
         "keepalives_interval": interval_s,
         "keepalives_count": _PROBES_LOST_MAX,
-        "target_session_attrs": "any" if is_read_only else "read-write",
     }
     bounds = {
         "connect_timeout": max(2, int(tcp_timeout_s)),
@@ -207,6 +207,9 @@ def connect(
         ),
     }
     parameters: dict[str, Any] = {**defaults, **given, **bounds}
+    if not is_read_only:
+        # Whatever is given, for readers: a standby would refuse each write, and may lack commits.
+        parameters["target_session_attrs"] = "read-write"
     before_wait()
     try:
         connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
