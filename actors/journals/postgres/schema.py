@@ -216,7 +216,8 @@ UNENCODABLE = (psycopg.DataError, UnicodeError)
 
 # libpq gives no code for the errors of a connection, only the server's words.
 _WRONG_ADDRESS = re.compile(
-    r"FATAL: +(?:(?:database|role) .* does not exist$|password authentication failed)"
+    r"FATAL: +(?:(?:database|role) .* does not exist$|password authentication failed)",
+    re.MULTILINE,
 )
 
 
@@ -231,8 +232,9 @@ def refusal(schema: str) -> Iterator[None]:
         psycopg.errors.ReadOnlySqlTransaction,  # a failover is under way
         OSError,
     ) as error:
-        failures = [line for line in str(error).splitlines() if "connection failed: " in line]
-        if failures and all(map(_WRONG_ADDRESS.search, failures)):  # of each host
+        # One for each host. Of a host with several addresses, libpq tells what each one said.
+        failures = str(error).split("connection failed: ")[1:]
+        if failures and all(map(_WRONG_ADDRESS.search, failures)):
             raise JournalRefused(
                 f"the database refuses this address: {error}; nothing was changed; check the "
                 "names and the password in it"

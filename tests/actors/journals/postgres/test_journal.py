@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -934,6 +934,56 @@ async def test_a_database_or_a_user_that_does_not_exist_is_refused(schema: str) 
     with pytest.raises(JournalUnavailable, match="does not exist"):
         async with PostgresJournal(both):
             raise AssertionError("entered")
+
+
+def test_a_host_of_several_addresses_is_refused_if_one_says_that_the_password_is_wrong() -> None:
+    """A server that listens on 127.0.0.1 alone refuses localhost's other address first."""
+    away = 'connection to server at "localhost" (::1), port 5432 failed: Connection refused'
+    wrong = (
+        'connection to server at "localhost" (127.0.0.1), port 5432 failed: '
+        'FATAL:  password authentication failed for user "me"'
+    )
+    hint = "\tIs the server running on that host and accepting TCP/IP connections?"
+    for first, then, error in (
+        (away, wrong, JournalRefused),
+        (wrong, away, JournalRefused),
+        (away, away, JournalUnavailable),
+    ):
+        with pytest.raises(error), schema_module.refusal("s"):
+            raise psycopg.OperationalError(f"connection failed: {first}\n{hint}\n{then}")
+
+
+async def test_a_user_that_is_refused_for_a_while_ends_no_journal(schema: str) -> None:
+    """Only opening is refused for good: while a password is changed, a new connection may fail."""
+    user = f"{schema}_user"
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {user} SUPERUSER LOGIN".encode())
+        try:
+            address = make_conninfo(postgres.conninfo(), user=user)
+            async with PostgresJournal(address, schema=schema, lease_s=600.0) as journal:
+                claim = await journal.claim("c")
+                admin.execute(f"ALTER ROLE {user} RENAME TO {user}_2".encode())
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s",
+                    (f"{user}_2",),
+                )
+                with suppress(JournalOutcomeUnknown):  # by the connection that was there
+                    await append(journal, "c", claim, 1, "e1")
+                with pytest.raises(JournalUnavailable, match="does not exist"):
+                    await append(journal, "c", claim, 1, "e1")
+                with pytest.raises(JournalUnavailable):
+                    await read_all(journal, "c")
+
+                admin.execute(f"ALTER ROLE {user}_2 RENAME TO {user}".encode())
+                with anyio.fail_after(60):
+                    while True:
+                        with suppress(JournalUnavailable):
+                            assert await append(journal, "c", claim, 1, "e1") == [1]
+                            assert await read_all(journal, "c") == ["e1"]
+                            break
+        finally:
+            admin.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
+            admin.execute(f"DROP ROLE IF EXISTS {user}, {user}_2".encode())
 
 
 @pytest.mark.parametrize(("encoding", "is_usable"), [("LATIN1", False), ("SQL_ASCII", True)])
