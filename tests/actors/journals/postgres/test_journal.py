@@ -331,6 +331,28 @@ async def test_claims_made_at_once_each_get_an_epoch_of_their_own(schema: str) -
 # --- many processes -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("events", [1, 2])
+@pytest.mark.parametrize(
+    "moved", ["epoch = epoch + 1", "owner = owner + 1", "owner = NULL", "head = head + 1"]
+)
+async def test_the_statement_of_an_append_itself_finds_that_a_conversation_has_moved(
+    events: int, moved: str, schema: str
+) -> None:
+    """It has two forms, for one event and for several. What is in memory is known to fit."""
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        change(schema, f"UPDATE conversation SET {moved}")
+
+        with pytest.raises(Fenced):
+            await append(journal, "c", claim, 2, *[f"more {at}" for at in range(events)])
+
+        written = await journal._change(
+            lambda writer: writer.connection.execute("SELECT event_id FROM event").fetchall()
+        )
+    assert written == [("e1",)]
+
+
 async def test_several_processes_own_different_conversations_of_one_database(schema: str) -> None:
     async with (
         make_journal(schema, address="one") as first,

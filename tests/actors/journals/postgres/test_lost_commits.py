@@ -210,7 +210,14 @@ async def test_an_owner_answers_nothing_from_memory_that_its_new_server_does_not
 
 @pytest.mark.parametrize(
     ("newest", "is_lost"),
-    [("append", True), ("claim", True), ("append", False), ("rival", False), ("deletion", False)],
+    [
+        ("append", True),
+        ("claim", True),
+        ("append", False),
+        ("release", False),
+        ("rival", False),
+        ("deletion", False),
+    ],
 )
 async def test_a_writer_that_connects_again_looks_for_the_newest_commit_of_its_process(
     schema: str, monkeypatch: pytest.MonkeyPatch, newest: str, is_lost: bool
@@ -232,8 +239,9 @@ async def test_a_writer_that_connects_again_looks_for_the_newest_commit_of_its_p
                     await append(journal, claim, 2, "e2")
             if newest == "deletion":
                 await journal.delete("c", epoch=claim.epoch)
-            elif newest == "rival":
+            elif newest in {"release", "rival"}:
                 await journal.release("c", epoch=claim.epoch)
+            if newest == "rival":
                 await append(rival, await rival.claim("c"), 3, "e3")
 
             proxy.cut()
