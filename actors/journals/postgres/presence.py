@@ -123,6 +123,7 @@ class Presence:
     ) -> None:
         """Set up without starting the thread, in which the callbacks are called.
 
+        `check_commits` calls `on_lease_loss` and `on_demoted` in the thread of its caller, too.
         `on_notify`: another process may have written. `on_lease_loss`: the lease has run out, or
         had run out before it was renewed. `on_demoted`: the server no longer accepts writes.
         `on_ended`: the last call of the thread.
