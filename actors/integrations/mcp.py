@@ -74,8 +74,8 @@ _GONE = "the connection to the tool's server was closed before the call; nothing
 _HTTP_S = httpx2.Timeout(30.0, read=300.0)
 """This and the following of redirects are as the package has them; a call has its own limit."""
 ANSWER_BYTES_MAX = 32 << 20
-"""The largest JSON answer that is read, decoded: no result could be larger in a log. The package's
-client itself bounds an event of a stream."""
+"""The largest answer that is read, decoded, as JSON or as an event of a stream: no result could be
+larger in a log."""
 _OUTCOME_UNKNOWN_CODES = (
     mcp_types.CONNECTION_CLOSED,
     mcp_types.REQUEST_TIMEOUT,
@@ -218,7 +218,10 @@ async def _client(server: McpServer, timeout_s: float) -> AsyncIterator[Client]:
         async with (
             _Http(timeout=_HTTP_S, follow_redirects=True) as http,
             Client(
-                streamable_http_client(server, http_client=http), read_timeout_seconds=timeout_s
+                streamable_http_client(
+                    server, http_client=http, max_sse_event_size=ANSWER_BYTES_MAX
+                ),
+                read_timeout_seconds=timeout_s,
             ) as client,
         ):
             yield client

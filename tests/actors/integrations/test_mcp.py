@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import socket
@@ -258,6 +259,19 @@ async def test_an_answer_that_is_too_large_is_not_read_to_its_end() -> None:
     assert result.may_have_happened
     assert "AnswerTooLarge: the answer has more than 33,554,432 bytes" in result.content
     assert (later.content, later.is_error) == ("", False)
+
+
+@pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning")  # as above
+async def test_a_large_picture_in_a_stream_is_read() -> None:
+    """Servers answer with a stream by default, and the package's client reads a MiB of an event."""
+    picture = {"type": "image", "data": "A" * (3 << 20), "mimeType": "image/png"}
+    result = {"resultType": "complete", "content": [picture]}
+    message = {"jsonrpc": "2.0", "id": 1, "result": result}
+    headers = {"content-type": "text/event-stream"}
+    async with over_http() as url, mcp_tools(url) as tools:
+        body = f"data: {json.dumps(message)}\n\n"
+        answered = await one(tools, "answer", status=200, headers=headers, body=body)
+    assert "image/png" in answered.content
 
 
 async def test_a_client_over_http_that_loses_its_server_fails_its_calls_alone(
