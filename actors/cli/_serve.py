@@ -513,7 +513,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
         # Else a kernel that holds megabytes takes nothing more before a third of them has left, and
         # the guard takes a client that reads slowly for one that reads nothing.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PART_BYTES)
+        with suppress(OSError):  # gVisor, for one, does not have it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PART_BYTES)
     return listener
 
 

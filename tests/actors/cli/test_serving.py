@@ -56,6 +56,13 @@ def test_the_kernel_holds_little_for_a_client_that_reads_slowly() -> None:
     assert held == 2 * PART_BYTES
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_a_kernel_without_that_option_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "TCP_NOTSENT_LOWAT", 9_999)  # the number of none
+    with _listen("127.0.0.1", 0) as listener:
+        socket.create_connection(listener.getsockname()).close()
+
+
 def test_a_port_that_is_in_use_is_told_once_with_the_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
