@@ -116,18 +116,22 @@ def unusable(detail: str, **place: str) -> ProblemRaised:
 class OwnRoute(APIRoute):
     """A route of our own API, which refuses a query parameter that is unknown or comes twice."""
 
-    def check_parameters(self, request: Request) -> None:
-        """Raise the problem of a request with a parameter that is unknown or comes twice."""
+    def check_parameters(self, request: Request, *, takes_others: bool) -> None:
+        """Raise the problem of a request with a parameter that is unknown or comes twice.
+
+        `takes_others`: let unknown parameters through.
+        """
         given = request.query_params
         if not given:
             return
         names = dict.fromkeys(_parameters_of(self.dependant))
-        if any(name not in names for name in given):
+        if not takes_others and any(name not in names for name in given):
             allowed = f"these parameters only: {', '.join(names)}" if names else "no parameters"
             raise unusable(f"the address may have {allowed}", parameter="")
         if len(given.multi_items()) > len(given):
-            twice = next(name for name in given if len(given.getlist(name)) > 1)
-            raise unusable("must come once", parameter=twice)
+            for name in names:
+                if len(given.getlist(name)) > 1:
+                    raise unusable("must come once", parameter=name)
 
 
 def _parameters_of(dependant: Dependant) -> Iterator[str]:

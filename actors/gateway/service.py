@@ -210,14 +210,15 @@ class Service:
         """Return the principal of a request, as `identify` does, if it may do this.
 
         Raises a problem if the request may not go on, or has a query parameter that our own API
-        does not take. An application's own `authenticate` may read parameters that only it knows,
-        such as the ticket of an `EventSource`, which cannot send headers: then it raises none.
+        does not take, or takes once. An application's own `authenticate` may read parameters that
+        only it knows, such as the ticket of an `EventSource`, which cannot send headers: so it lets
+        unknown ones through.
         """
         principal = await self.identify(request)
         self.check_may(principal, action, local_id)
-        is_ours = isinstance(self._authenticate, BearerTokens | None)
-        if is_ours and isinstance(route := request.scope["route"], OwnRoute):
-            route.check_parameters(request)
+        if isinstance(route := request.scope["route"], OwnRoute):
+            is_ours = isinstance(self._authenticate, BearerTokens | None)
+            route.check_parameters(request, takes_others=not is_ours)
         return principal
 
     def check_may(self, principal: Principal | None, action: Action, local_id: str | None) -> None:

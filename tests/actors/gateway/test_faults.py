@@ -331,8 +331,13 @@ async def test_an_authenticate_of_the_applications_own_may_read_a_parameter() ->
         return known.get(connection.query_params.get("ticket", ""))
 
     async with gateway_world(authenticate=by_ticket) as world:
-        for ticket, status in (("one", 200), ("other", 401)):
-            reply = await world.http.get(f"/v1/conversations?ticket={ticket}")
+        for asked, status in (
+            ("ticket=one", 200),
+            ("ticket=one&ticket=one", 200),
+            ("ticket=other", 401),
+            ("ticket=one&label=a%3Db&label=c%3Dd", 422),
+        ):
+            reply = await world.http.get(f"/v1/conversations?{asked}")
             assert reply.status_code == status, reply.text
 
 
