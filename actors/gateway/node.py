@@ -39,6 +39,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from ipaddress import ip_address
 from typing import Self, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -86,7 +87,6 @@ R = TypeVar("R")
 
 SIGNATURE = "turnkeeper-node"
 _RUN = re.compile(r"/[0-9a-f-]{16,64}")
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to it
 
 _logger = Logger("turnkeeper.gateway")
 
@@ -128,13 +128,21 @@ def node_address(url: str, *, ports: Ports | None = None) -> str:
     """
     if _split(url) != "" and _split(url) != "/":
         raise InvalidInput("the URL of a node is http://HOST:PORT, without a path")
-    if (host := urlsplit(url).hostname) in _EVERYWHERE:
+    if _is_unspecified(host := urlsplit(url).hostname or ""):
         raise InvalidInput(
             f"the URL of a node is {url}; at {host} a machine may listen, but each other machine "
             "would reach itself there; take the name or the address at which they reach this one"
         )
     run = (ports or Ports()).ids.new().lower()
     return f"{url.rstrip('/')}/{run}"
+
+
+def _is_unspecified(host: str) -> bool:
+    """True for 0.0.0.0 and ::, in each spelling."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _split(address: str) -> str | None:

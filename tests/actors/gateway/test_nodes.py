@@ -1206,11 +1206,11 @@ async def test_an_address_that_is_none_of_a_node_is_not_called() -> None:
                 gateway.node_address(url)
 
 
-@pytest.mark.parametrize("url", ["http://0.0.0.0:8101", "http://[::]:8101"])
-def test_an_address_at_which_each_machine_reaches_itself_is_refused(url: str) -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"])
+def test_an_address_at_which_each_machine_reaches_itself_is_refused(host: str) -> None:
     """Each command that was forwarded to it came back to its sender, which could not take it."""
     with pytest.raises(InvalidInput, match="would reach itself"):
-        gateway.node_address(url)
+        gateway.node_address(f"http://{host}:8101")
 
 
 async def test_a_node_that_has_left_the_others_forwards_nothing() -> None:
