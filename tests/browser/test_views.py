@@ -23,6 +23,7 @@ from turnkeeper.actors.events import (
     ConversationChangedEvent,
     ObservationEvent,
     StepFinishedEvent,
+    UserMessageEvent,
     decode_event,
 )
 
@@ -167,6 +168,42 @@ async def test_messages_are_found_by_their_words(browser: Browser) -> None:
         await expect(world.page.locator(".list-facts")).to_have_text("2 messages")
         await world.page.locator("tk-list .row").first.click()
         await expect(world.page).to_have_url(re.compile(r"#/c/one/log\?seq=[23]$"))
+
+
+async def test_a_search_goes_on_behind_the_messages_that_do_not_have_the_status(
+    browser: Browser,
+) -> None:
+    """The server looks at about a thousand messages at once: the page said that nothing fits."""
+    async with site(browser, journal=MemoryJournal(search=True)) as world:
+        await (await world.conversations["one"].send("about penguins")).reply()
+        for _ in range(1_100):
+            await world.conversations["idle"].append(UserMessageEvent(content="penguins"))
+        while (await world.conversations.search("penguins")).complete_to is not None:
+            await anyio.lowlevel.checkpoint()  # a job of the journal's indexes them
+        await world.go()
+        await world.page.get_by_label("Status").select_option("finished")
+        await world.page.get_by_role("searchbox").fill("penguins")
+        await expect(world.page.locator(".list-facts")).to_have_text("2 messages")
+
+
+async def test_a_message_that_is_found_hides_no_conversation_of_a_later_page(
+    browser: Browser,
+) -> None:
+    async with site(browser, journal=MemoryJournal(search=True)) as world:
+        for number in range(501):
+            name, text = f"a{number:03}", "of a" if number == 500 else "of none"
+            await world.conversations[name].append(UserMessageEvent(content=text))
+        while (await world.conversations.search("a")).complete_to is not None:
+            await anyio.lowlevel.checkpoint()  # as above
+        await world.go()
+        await world.page.get_by_role("searchbox").fill("a")
+        await expect(world.page.locator(".list-facts")).to_have_text(
+            "500+ conversations · 1 message"
+        )
+        await world.page.locator("tk-list tk-rows").evaluate("rows => rows.scrollTop = 1e6")
+        await expect(world.page.locator(".list-facts")).to_have_text(
+            "501 conversations · 1 message"
+        )
 
 
 # --- a conversation ------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ function note(isReachable) {
 async function fetched(path, { method = "GET", query = {}, body, headers = {}, signal } = {}) {
   const address = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) {
-    if (value !== undefined && value !== null && value !== "") address.searchParams.set(name, value);
+    if ((value ?? "") !== "") address.searchParams.set(name, value);
   }
   const sent = { Accept: "application/json", ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;

@@ -108,7 +108,7 @@ export class ConversationList extends HTMLElement {
         this.#found = [];
         this.#rows.scrollTop = 0;
       }
-      const known = new Set(this.#found.map((row) => row.id));
+      const known = new Set(this.#found.map((row) => row.isHit || row.id));
       this.#found.push(...page.conversations.filter((row) => !known.has(row.id)));
       this.#cursor = page.cursor;
       this.#isWhole = page.cursor === null;
@@ -128,17 +128,21 @@ export class ConversationList extends HTMLElement {
 
   /** Return the messages with these words, as rows of the list. */
   async #hits({ prefix: words, status }, signal) {
+    const hits = [];
     try {
-      const { hits } = await ask("search", { query: { words, status, limit: 100 }, signal });
-      return hits.map((hit) => ({
-        id: hit.conversation_id, seq: hit.seq, head: hit.seq, title: "", labels: {}, waiting_calls: [], status: "",
-        last_by: hit.by, last_message: hit.snippet, active_at: hit.said_at, isHit: true,
-      }));
+      for (let cursor; cursor !== null && hits.length < 100;) { // as above
+        const page = await ask("search", { query: { words, status, limit: 100, cursor }, signal });
+        hits.push(...page.hits);
+        cursor = page.cursor;
+      }
     } catch (problem) {
       if (problem.name === "AbortError") throw problem;
-      if (problem.kind === "search-is-off") this.#nameSearch(false); // the journal has no search
-      return [];
+      if (problem.kind === "search-is-off") this.#nameSearch(false);
     }
+    return hits.map((hit) => ({
+      id: hit.conversation_id, seq: hit.seq, head: hit.seq, title: "", labels: {}, waiting_calls: [], status: "",
+      last_by: hit.by, last_message: hit.snippet, active_at: hit.said_at, isHit: true,
+    }));
   }
 
   async #poll() {
@@ -174,20 +178,16 @@ export class ConversationList extends HTMLElement {
 
   /** Remove a row that no longer has the wanted status. */
   #dropIfUnfit({ id, status }) {
-    if (!this.#status.value || status === this.#status.value) return;
-    const kept = this.#found.filter((row) => row.id !== id);
-    if (kept.length === this.#found.length) return;
-    this.#found = kept;
+    if (["", status].includes(this.#status.value) || !this.#found.some((row) => row.id === id)) return;
+    this.#found = this.#found.filter((row) => row.id !== id);
     this.#show();
   }
 
   /** Put the newest rows on top, each in its new state; the other rows stay as they are. */
   #merge({ conversations: newest, cursor }) {
     const fresh = new Map(newest.map((row) => [row.id, row]));
-    const isSame = newest.every((row, index) => {
-      const known = this.#found[index];
-      return known?.id === row.id && known.head === row.head && known.status === row.status && known.title === row.title;
-    });
+    const isSame = newest.every((row, index) =>
+      ["id", "head", "status", "title"].every((fact) => this.#found[index]?.[fact] === row[fact]));
     // A missing row is known to be gone only if the newest rows are all rows.
     const rest = cursor === null ? this.#found.filter((row) => fresh.has(row.id)) : this.#found;
     if (isSame && rest.length === this.#found.length) return;
