@@ -271,6 +271,13 @@ def test_conversations_are_deleted_by_name_and_by_age_after_being_asked(path: Pa
     assert command("verify", path).stdout.startswith("0 conversations, 0 events\n")
 
 
+def test_damaged_conversations_are_deleted_by_their_age_like_others(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET payload = '{}'")
+
+    assert command("delete", path, "--older-than", "0", "-y").stdout == "2 conversations deleted\n"
+
+
 def test_a_deletion_beside_a_reader_says_what_may_be_left(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
