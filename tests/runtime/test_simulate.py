@@ -937,6 +937,37 @@ def test_trio_still_has_what_the_simulator_uses() -> None:
     scheduler.find_trio_parts()
 
 
+def test_a_task_that_the_simulator_wakes_is_as_trio_would_leave_it() -> None:
+    """When this fails, trio's `reschedule` has changed, and that of `_lean` has to follow."""
+    module: Any = scheduler.find_trio_parts().module
+    kind = module.Runner
+
+    async def wait() -> None:
+        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+
+    def wake(task: trio.lowlevel.Task, runners: Any) -> dict[str, Any]:  # noqa: ANN401 - trio's
+        """Return what has changed about the task."""
+        task.custom_sleep_data = "a lock"
+        names = [name for each in type(task).__mro__ for name in getattr(each, "__slots__", ())]
+        before = {name: getattr(task, name) for name in names if hasattr(task, name)}
+        runners.reschedule(module.GLOBAL_RUN_CONTEXT.runner, task)
+        after = {name: getattr(task, name) for name in before}
+        changed = {name: after[name] for name in before if after[name] is not before[name]}
+        changed["_next_send"] = None  # ours may differ; what it returns is tested above
+        changed["_next_send_fn"] = changed["_next_send_fn"].__name__
+        return changed
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            one, other = nursery.child_tasks
+            assert wake(one, scheduler._lean(kind, module._NO_SEND)) == wake(other, kind)
+
+    trio.run(main)
+
+
 def test_a_trio_that_has_changed_is_refused_with_a_clear_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
