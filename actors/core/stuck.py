@@ -119,8 +119,9 @@ class StuckDetector:
     ) -> Circle | None:
         """Return the circle that the newest of these events are in, if any.
 
-        `digested`: a table of the events that earlier calls have looked at, by their ids. Events
-        that it lacks are added to it, and those that are not among the newest are dropped.
+        `digested`: a table of the events that earlier calls have digested, by their ids. Once there
+        are enough events for a circle, those that it lacks are added, and those that are not among
+        the newest are dropped.
         """
         looked_at = self._since_user_message(newest)
         # The smallest circles: some messages, or the same call some times, with a result.

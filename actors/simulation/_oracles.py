@@ -341,8 +341,11 @@ class Oracles:
         shadow = self._shadows.get(name)
         assert shadow is not None, "its log was written before"
         given, seq = Folded.from_snapshot(snapshot), snapshot.seq
-        if given is None or seq >= len(shadow.shown):
+        if given is None:
             self.broken("V8", f"{name}[{seq}] cannot be read")
+            return
+        if seq > len(shadow.events):
+            self.broken("V8", f"{name}[{seq}]: the log has {len(shadow.events)} events")
             return
         queued, running = shadow.stood[seq]
         for found, expected in (
