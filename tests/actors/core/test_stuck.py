@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.actors.core.logs import Maker
@@ -35,8 +37,8 @@ class Steps:
     def circle(self, detector: StuckDetector = StuckDetector()) -> Circle | None:
         return detector.find_circle(View.from_events(self.events))
 
-    def name(self) -> str | None:
-        circle = self.circle()
+    def name(self, detector: StuckDetector = StuckDetector()) -> str | None:
+        circle = self.circle(detector)
         return None if circle is None else f"{circle.name}{'!' if circle.is_stuck else '?'}"
 
 
@@ -163,15 +165,25 @@ def test_each_event_is_digested_once_and_only_the_newest_are_kept() -> None:
     assert len(digested) == 6
 
 
-def test_the_smallest_circles_are_found() -> None:
-    at_once = StuckDetector(messages_max=1, same_results_max=1)
+def test_the_smallest_monologue_is_found() -> None:
+    at_once = StuckDetector(messages_max=1)
     assert at_once.find_circle([]) is None
     said = at_once.find_circle(Steps().say("hello").events)
     assert said is not None
     assert said.name == "agent_monologue"
-    done = at_once.find_circle(Steps().call("here").events)
-    assert done is not None
-    assert done.name == "same_action_same_result"
+
+
+@pytest.mark.parametrize(
+    ("bound", "name"),
+    [
+        ("same_results_max", "same_action_same_result!"),
+        ("failures_max", "failing_action?"),
+        ("alternations", "alternating_actions!"),
+    ],
+)
+def test_the_smallest_circle_of_calls_is_found(bound: str, name: str) -> None:
+    at_once = replace(StuckDetector(messages_max=9), **{bound: 1})
+    assert Steps().call("here", fails=True).name(at_once) == name
 
 
 # --- over a condensation, and over a restart -----------------------------------------------------
