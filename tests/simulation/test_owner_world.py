@@ -19,10 +19,12 @@ from turnkeeper.actors.events import (
     MessageQueuedEvent,
     MessageWithdrawnEvent,
     TurnStartedEvent,
+    decode_event,
 )
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.simulation import Disk, Oracles, silent_logs
 from turnkeeper.actors.simulation._disk import LEASE_S
+from turnkeeper.actors.simulation._oracles import _are_alike
 from turnkeeper.actors.simulation._owner import _AT, _KINDS, _NAME, OwnerWorld, _Effect
 from turnkeeper.runtime.testing import Simulation, Tape, simulate
 
@@ -318,3 +320,20 @@ def test_a_snapshot_is_compared_with_the_log_as_it_was_at_its_seq() -> None:
         assert [what for what in others if not is_wrong(disk, found, others[what])] == []
 
     simulate(world).check()
+
+
+def test_views_are_alike_if_their_events_are_equal() -> None:
+    """M1 compares the view that a model was given with the one that the log shows."""
+    said = AgentMessageEvent(id="e1", timestamp=_AT, turn_id="t1", content="hello")
+    read = decode_event(encode_record(said).payload, kind=said.kind)
+    others = [
+        said.model_copy(update={"content": "hello!"}),
+        said.model_copy(update={"id": "e2"}),
+        TurnStartedEvent(id="e1", timestamp=_AT, turn_id="t1"),
+    ]
+
+    assert read is not said
+    assert _are_alike([said, said], [read, said])
+    assert not _are_alike([said], [])
+    assert not _are_alike([said], [said, read])
+    assert not any(_are_alike([read], [other]) for other in others)
