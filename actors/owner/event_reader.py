@@ -25,6 +25,7 @@ from turnkeeper.runtime.lowlevel import Bell, make_bell
 
 from ..core.limits import Limits
 from ..core.records import decode_record
+from ..core.snapshots import SLICE_EVENTS
 from ..errors import ConversationDeleted, ConversationsClosed, OwnedElsewhere
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
@@ -121,6 +122,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The bytes of the large events that were offered since none was left to yield."""
         self._is_chosen = False
         """True once it is woken to lead, until it has left its wait."""
+        self._unpaused = 0
+        """The events of pages that it has yielded since it last let other tasks run."""
         self._bell: Bell | None = None
         """The bell at which it waits; made in its loop."""
         self._wake: Callable[[], object] = _wake_none
@@ -317,8 +320,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
             if log.page:
                 # Decoded first: a record that cannot be read is not skipped.
                 logged = decode_record(self._conversation_id, log.page[0])
-                if pieces is not None and self._must_wait_for_pieces(pieces, logged):
-                    await self._wait_for_pieces(pieces.answers[-1])
+                if (wait := self._wait_before(logged)) is not None:
+                    await wait
                     continue
                 log.page.popleft()
             elif state is CURRENT or state is ENDING:
@@ -350,6 +353,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
             if pieces is not None:
                 pieces.pass_event(logged)
             return logged
+
+    def _wait_before(self, logged: LoggedEvent) -> Awaitable[None] | None:
+        """Return the wait that is due before the next event of the page; None if none is."""
+        if self._unpaused == SLICE_EVENTS:
+            # The events of a page come without a wait: let other tasks run after each slice.
+            self._unpaused = 0
+            return anyio.lowlevel.checkpoint()
+        pieces = self._pieces
+        if pieces is not None and self._must_wait_for_pieces(pieces, logged):
+            return self._wait_for_pieces(pieces.answers[-1])
+        self._unpaused += 1
+        return None
 
     def _must_wait_for_pieces(self, pieces: PieceCursor, logged: LoggedEvent) -> bool:
         """Return True if the page has the event `logged` before its answer's last pieces came."""
