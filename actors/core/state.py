@@ -60,8 +60,13 @@ _NO_IDS: Final[frozenset[str]] = frozenset()
 _NO_METRICS: Final = Metrics()
 _NO_DETAILS: Final = Details()
 _NEW_STATUS: Final = StatusFold()
-_WITHOUT_IDS: Final[Mapping[str, Any]] = {"turns": None, "calls_left": (), "responses_left": ()}
-"""Replaces the folds that limits bound."""
+_COMPARED_APART: Final[Mapping[str, Any]] = {
+    "turns": None,
+    "calls_left": (),
+    "responses_left": (),
+    "view": (),
+}
+"""Replaces the view, and the folds that limits bound."""
 _USAGES_MAX: Final = 16
 
 
@@ -239,12 +244,21 @@ class Folded(ListedFold):
         The limits bound the ids that memory holds. Owners with other limits may have written a
         snapshot, and so the folds of its log can differ from it in those alone.
         """
+        return run_whole(self.comparing_with(other))
+
+    def comparing_with(self, other: Folded) -> Slices[bool]:
+        """Return what `agrees_with` returns, found in slices."""
         mine, its = self._stored(), other._stored()
+        for at in range(0, len(mine.view), SLICE_EVENTS):
+            if mine.view[at : at + SLICE_EVENTS] != its.view[at : at + SLICE_EVENTS]:
+                return False
+            yield
         return (
-            mine.turns.agrees_with(its.turns)
+            len(mine.view) == len(its.view)
+            and mine.turns.agrees_with(its.turns)
             and end_alike(mine.calls_left, its.calls_left)
             and end_alike(mine.responses_left, its.responses_left)
-            and replace(mine, **_WITHOUT_IDS) == replace(its, **_WITHOUT_IDS)
+            and replace(mine, **_COMPARED_APART) == replace(its, **_COMPARED_APART)
         )
 
     __hash__ = None  # type: ignore[assignment]  # it changes

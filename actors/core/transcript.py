@@ -20,6 +20,7 @@ from ..events import (
     UserMessageEvent,
     UserRejectEvent,
 )
+from .snapshots import SLICE_EVENTS, Slices, run_whole
 
 __all__ = ["Transcript"]
 
@@ -90,4 +91,16 @@ class Transcript:
     @property
     def said(self) -> Sequence[LoggedEvent]:
         """The messages of people and agents, and the calls."""
-        return [logged for logged in self.kept if isinstance(logged.event, _SHOWN)]
+        return run_whole(self.finding_said())
+
+    def finding_said(self) -> Slices[Sequence[LoggedEvent]]:
+        """Return `said`, found in slices."""
+        said: list[LoggedEvent] = []
+        for at in range(0, len(self._log), SLICE_EVENTS):
+            if at:
+                yield
+            said += filter(self._is_said, self._log[at : at + SLICE_EVENTS])
+        return said
+
+    def _is_said(self, logged: LoggedEvent) -> bool:
+        return isinstance(logged.event, _SHOWN) and not self.is_retracted(logged.event.id)

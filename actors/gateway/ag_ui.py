@@ -44,6 +44,7 @@ from ag_ui.core import (
 )
 
 from ..core.listing import time_us
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.transcript import Transcript
 from ..events import (
     ActionEvent,
@@ -277,9 +278,9 @@ class RunEvents:
         if not self.has_ended:
             yield self._finished(RunFinishedCancelledOutcome(), self._seq)
 
-    def show(self, asked: Show, transcript: Transcript) -> Iterator[Out]:
-        """Yield the snapshot that was asked for."""
-        self._learn(asked.seq, transcript)
+    def show(self, asked: Show, transcript: Transcript) -> Iterator[Out | None]:
+        """Yield the snapshot that was asked for; None wherever other tasks may run."""
+        yield from self._learn(asked.seq, transcript)
         if self._after is not None:
             after, self._after = self._after, None
             self._part = after.part
@@ -296,13 +297,13 @@ class RunEvents:
             self._is_stale = False
             self._part = 0  # the text of the next call has left the screen, and is shown again
 
-    def _snapshots(self, seq: int, transcript: Transcript) -> Iterator[Out]:
+    def _snapshots(self, seq: int, transcript: Transcript) -> Iterator[Out | None]:
         waiting = [
             logged.event
             for logged in transcript.waiting
             if getattr(logged.event, "message_id", None) == self._message_id
         ]
-        messages = ag_ui_messages(transcript, until=seq, waiting=waiting)
+        messages = yield from ag_ui_messages(transcript, until=seq, waiting=waiting)
         ids = [message.id for message in messages]
         if not self._is_ordered and not _is_shown_in_order(self._on_screen, ids):
             # Clients append messages that are new to them; an empty screen puts them in order.
@@ -310,17 +311,23 @@ class RunEvents:
             yield Out(MessagesSnapshotEvent(messages=[]), progress)
         # While the run's own message waits, it is shown before messages whose turns come first.
         self._is_ordered, self._on_screen = not waiting, None
-        yield Out(MessagesSnapshotEvent(messages=list(messages)), Progress(seq))
+        # Each message was checked when it was made: the event would check all of them at once.
+        yield Out(MessagesSnapshotEvent.model_construct(messages=messages), Progress(seq))
 
-    def _learn(self, seq: int, transcript: Transcript) -> None:
+    def _learn(self, seq: int, transcript: Transcript) -> Slices[None]:
         """Count the turn's answers up to a seq, and note which of its events were taken back."""
         self._count = AnswerCount()
-        of_turn = [at for at in transcript.log if at.event.turn_id == self._turn_id]
-        for seq_of_event, event in of_turn:
+        retracted: list[str] = []
+        for count, (seq_of_event, event) in enumerate(transcript.log, 1):
+            if count % SLICE_EVENTS == 0:
+                yield
+            if event.turn_id != self._turn_id:
+                continue
             if seq_of_event <= seq and isinstance(event, AgentMessageEvent | ActionEvent):
                 self._count.number(event)
-        ids = [event.id for _, event in of_turn]
-        self._retracted = frozenset(filter(transcript.is_retracted, ids))
+            if transcript.is_retracted(event.id):
+                retracted.append(event.id)
+        self._retracted = frozenset(retracted)
 
     # --- the frame of the run --------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ag_ui.core import (
     VideoPart,
 )
 
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.transcript import Transcript
 from ..events import (
     RESULT_CLASSES,
@@ -73,13 +74,15 @@ def answer_id(turn_id: str, number: int) -> str:
 
 def ag_ui_messages(
     transcript: Transcript, *, until: int | None = None, waiting: Sequence[Event] = ()
-) -> list[ShownMessage]:
+) -> Slices[list[ShownMessage]]:
     """Return the messages of a transcript up to a seq, and then the messages that wait."""
     messages: list[ShownMessage] = []
     counts: dict[str, AnswerCount] = {}
-    for logged in transcript.log:
+    for count, logged in enumerate(transcript.log, 1):
         if until is not None and logged.seq > until:
             break
+        if count % SLICE_EVENTS == 0:
+            yield
         event = logged.event
         answer = ""
         if isinstance(event, AgentMessageEvent | ActionEvent):

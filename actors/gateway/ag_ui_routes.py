@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from ag_ui.core import BaseEvent, RunErrorEvent
+import anyio
+from ag_ui.core import BaseEvent, MessagesSnapshotEvent, RunErrorEvent
 from fastapi import APIRouter, Depends, Header
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from turnkeeper.runtime import TurnkeeperError
@@ -25,6 +26,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
 from ..core.listing import time_us
+from ..core.snapshots import Slices
 from ..core.transcript import Transcript
 from ..errors import ConversationDeleted, EventIdConflict, MessageNotFound
 from ..events import (
@@ -38,6 +40,7 @@ from ..events import (
     TurnEndedEvent,
     UserMessageEvent,
 )
+from ..owner.loading import in_slices
 from ..values.text import check_text
 from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
@@ -45,7 +48,7 @@ from .bodies import PART_RULE, Given, Items, MayByBody
 from .faults import PROBLEM, invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, once_it_happened
-from .replies import EventStream, Feed, Write
+from .replies import EventStream, Feed, Write, json_slices
 from .runs import RUN_ID, run_event_id, run_id_of
 from .service import ConversationCaller, Reading
 from .wire import sse
@@ -378,14 +381,19 @@ def _feed(caller: ConversationCaller, turn: Turn, events: RunEvents) -> Feed:
 async def _write_run(
     caller: ConversationCaller, turn: Turn, events: RunEvents, write: Write
 ) -> None:
-    async def put(outputs: Iterable[Out | Show]) -> None:
+    async def put(outputs: Iterable[Out | Show | None]) -> None:
         for out in outputs:
-            if isinstance(out, Show):
+            if out is None:
+                await anyio.lowlevel.checkpoint()
+            elif isinstance(out, Show):
                 if await _may_show(caller, out):
                     await put(events.show(out, await _transcript(caller, events)))
             else:
                 cursor = None if out.progress is None else _cursor(events, out.progress)
-                await write(_frame(out.event, cursor))
+                if isinstance(out.event, MessagesSnapshotEvent):
+                    await write(await in_slices(_snapshot_frame(out.event, cursor)))
+                else:
+                    await write(_frame(out.event, cursor))
 
     streams = caller.service.streams
     items: AsyncIterator[Item] = aiter(turn)
@@ -439,5 +447,19 @@ def _cursor(events: RunEvents, progress: Progress) -> RunCursor:
 
 def _frame(event: BaseEvent, cursor: RunCursor | None = None) -> bytes:
     """Return a server-sent event; its id is the cursor of a client that got it."""
-    head = b"" if cursor is None else f"id: {cursor}\n".encode()
-    return head + sse(event.model_dump(mode="json", by_alias=True))
+    return _id_line(cursor) + sse(_json(event))
+
+
+def _snapshot_frame(event: MessagesSnapshotEvent, cursor: RunCursor | None) -> Slices[bytes]:
+    """As `_frame`, in slices."""
+    empty = _json(event.model_copy(update={"messages": []}))
+    data = yield from json_slices({**empty, "messages": map(_json, event.messages)})
+    return b"%bdata: %b\n\n" % (_id_line(cursor), data)
+
+
+def _id_line(cursor: RunCursor | None) -> bytes:
+    return b"" if cursor is None else f"id: {cursor}\n".encode()
+
+
+def _json(part: BaseModel) -> dict[str, object]:
+    return part.model_dump(mode="json", by_alias=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.transcript import Transcript
 from ..events import (
     ActionEvent,
@@ -328,14 +329,16 @@ class UiMessage:
         return next(part for part in self.parts if part.get("toolCallId") == call_id)
 
 
-def ui_messages(transcript: Transcript) -> list[dict[str, object]]:
+def ui_messages(transcript: Transcript) -> Slices[list[dict[str, object]]]:
     """Return a transcript as the messages that a client of the SDK begins with."""
     messages: list[dict[str, object]] = []
     turn: TurnChunks | None = None
     answer = UiMessage()
-    for logged in transcript.kept:
+    for count, logged in enumerate(transcript.log, 1):
+        if count % SLICE_EVENTS == 0:
+            yield
         event = logged.event
-        if event.turn_id is None:
+        if event.turn_id is None or transcript.is_retracted(event.id):
             continue
         if isinstance(event, UserMessageEvent) and (turn is None or turn.turn_id != event.turn_id):
             turn, answer = TurnChunks(event.turn_id), UiMessage()

@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
+import anyio
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.state import Folded
 from ..events import Event, LoggedEvent
 from ..journal import READ_BYTES
+from ..owner.loading import in_slices
 from .faults import OwnRoute
 from .history import Damage, LogRows, decoded
 from .names import SEQ_MAX
 from .outline import OutlinedTurn
-from .replies import json_reply
+from .replies import long_reply
 from .service import ConversationCaller, Reading
 from .wire import Json, brief_json, event_json, logged_json
 
@@ -31,6 +34,8 @@ Brief = Annotated[
     int | None, Query(ge=1, le=100_000, description="Cut longer texts to this many characters.")
 ]
 Place = Annotated[int, Query(ge=0, le=SEQ_MAX)]
+TURNS = 16
+"""The turns of a slice: they take as long as `SLICE_EVENTS` events."""
 
 
 @inspection.get("/log")
@@ -67,11 +72,14 @@ async def read_log(
                 held += len(found.payload)
             if len(rows) == limit or held >= READ_BYTES:
                 break
+            if len(rows) % SLICE_EVENTS == 0:
+                await anyio.lowlevel.checkpoint()
         if len(rows) == limit or held >= READ_BYTES:
             break
     else:
         after = upto
-    return json_reply({"head": head, "rows": rows, "next": after if after < head else None})
+    following = after if after < head else None
+    return await long_reply({"head": head, "rows": iter(rows), "next": following})
 
 
 def _row_json(caller: ConversationCaller, found: LoggedEvent | Damage, brief: int | None) -> Json:
@@ -88,15 +96,25 @@ async def read_outline(caller: Reading, after: Place = 0) -> Response:
     `log` has one letter for each event: `a` stands for the first of `kinds`.
     """
     outline = await caller.service.histories.outline(caller.conversation_id)
-    return json_reply(
+    turns: dict[str, Json] = {}
+    upto = after
+    while upto < outline.head:  # other requests may fold the log's next events into it meanwhile
+        changed, upto = outline.changed_turns(upto), outline.head
+        for count, turn in enumerate(changed, 1):
+            turns[turn.turn_id] = _turn_json(turn)
+            if count % TURNS == 0:
+                await anyio.lowlevel.checkpoint()
+    left = [left for left in outline.left if left[2] > after]
+    damaged = [damage for damage in outline.damaged if damage[0] > after]
+    return await long_reply(
         {
             "head": outline.head,
-            "kinds": outline.kinds,
+            "kinds": list(outline.kinds),
             "log": outline.letters(after),
-            "turns": [_turn_json(turn) for turn in outline.changed_turns(after)],
+            "turns": iter(turns.values()),
             "waiting": [asdict(message) for message in outline.waiting.values()],
-            "left": [left for left in outline.left if left[2] > after],
-            "damaged": [damage for damage in outline.damaged if damage[0] > after],
+            "left": iter(left),
+            "damaged": iter(damaged),
         }
     )
 
@@ -108,12 +126,8 @@ async def read_bars(
     """Return the bars of the turns with events from a seq to another: what took time, and when."""
     outline = await caller.service.histories.outline(caller.conversation_id)
     turns = [turn for turn in outline.turns.values() if turn.seq <= last and turn.last_seq >= first]
-    return json_reply(
-        {
-            "head": outline.head,
-            "turns": {turn.turn_id: {"bars": [asdict(bar) for bar in turn.bars]} for turn in turns},
-        }
-    )
+    bars = {turn.turn_id: {"bars": map(asdict, turn.bars)} for turn in turns}
+    return await long_reply({"head": outline.head, "turns": bars})
 
 
 def _turn_json(turn: OutlinedTurn) -> Json:
@@ -150,21 +164,32 @@ async def read_difference(
     before = await histories.at(caller.conversation_id, first, parameter="first")
     after = await histories.at(caller.conversation_id, last, parameter="last")
     limit = min(limit, caller.service.limits.page_max)
-    entered, left = _beyond(after, before), _beyond(before, after)
-    return json_reply(
+    entered = await in_slices(_beyond(after, before))
+    left = await in_slices(_beyond(before, after))
+    return await long_reply(
         {
-            "entered": [shown_json(caller, event, brief) for event in entered[:limit]],
-            "left": [shown_json(caller, event, brief) for event in left[:limit]],
+            "entered": (shown_json(caller, event, brief) for event in entered[:limit]),
+            "left": (shown_json(caller, event, brief) for event in left[:limit]),
             "entered_count": len(entered),
             "left_count": len(left),
         }
     )
 
 
-def _beyond(state: Folded, other: Folded) -> Sequence[Event]:
+def _beyond(state: Folded, other: Folded) -> Slices[Sequence[Event]]:
     """Return the events of one view that are missing or different in the other."""
-    known = {event.id: event for event in other.view}
-    return [event for event in state.view if known.get(event.id) != event]
+    known: dict[str, Event] = {}
+    for count, event in enumerate(other.view, 1):
+        known[event.id] = event
+        if count % SLICE_EVENTS == 0:
+            yield
+    found: list[Event] = []
+    for count, event in enumerate(state.view, 1):
+        if known.get(event.id) != event:
+            found.append(event)
+        if count % SLICE_EVENTS == 0:
+            yield
+    return found
 
 
 def shown_json(caller: ConversationCaller, event: Event, brief: int | None) -> Json:

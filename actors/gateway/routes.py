@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, LiteralString, TypeAlias
@@ -26,12 +27,14 @@ from ..conversations.conversation import Conversation
 from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
 from ..core.listing import ConversationPage
+from ..core.snapshots import SLICE_EVENTS
 from ..core.state import ColdLoad
 from ..core.transcript import Transcript
 from ..errors import NotYours
 from ..events import FileContent, ImageContent
 from ..journal import ListOrder
 from ..journals.transfer import export_lines
+from ..owner.loading import in_slices
 from .bodies import keep_one_unknown, one_unknown
 from .changes import feed_changes
 from .events import feed_events, page_of_events
@@ -40,7 +43,7 @@ from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised, once_it_happened
 from .readiness import find_unreadiness
-from .replies import EventStream, LineStream, Write, json_reply
+from .replies import EventStream, LineStream, Write, json_reply, long_reply
 from .service import (
     Caller,
     ConversationCaller,
@@ -237,7 +240,7 @@ async def read_events(
         cursor = cursor_of(after, parameter="after")
     if wants_page(request):
         limit = min(limit, caller.service.limits.page_max)
-        return json_reply(await page_of_events(caller, cursor, limit))
+        return await long_reply(await page_of_events(caller, cursor, limit))
     return EventStream(feed_events(caller, cursor, pieces=pieces, live=live))
 
 
@@ -262,14 +265,15 @@ async def read_view(
     """Return the events, or a range of them, that the model sees at a seq or at the log's end."""
     state = await caller.at(at)
     end = None if limit is None else offset + limit
-    events = [shown_json(caller, event, brief) for event in state.view[offset:end]]
-    return json_reply({"seq": state.seq, "count": len(state.view), "events": events})
+    shown = state.view[offset:end]
+    events = (shown_json(caller, event, brief) for event in shown)
+    return await long_reply({"seq": state.seq, "count": len(state.view), "events": events})
 
 
 @router.get(f"{HERE}/steps")
 async def read_steps(caller: Reading) -> Response:
     """Return the model calls, oldest first, each with the seq whose view the model saw."""
-    return json_reply({"steps": [step_json(step) for step in await caller.conversation.steps()]})
+    return await long_reply({"steps": map(step_json, await caller.conversation.steps())})
 
 
 @router.get(f"{HERE}/messages")
@@ -296,7 +300,7 @@ async def read_messages(
     if of == "view":
         state = await caller.at(at)
         asked = Asked(model=model, is_plain=is_plain, show_author=show_author)
-        return json_reply(shaped_view(state, shape, caller.rename, asked))
+        return await long_reply(await in_slices(shaped_view(state, shape, caller.rename, asked)))
     head = (await caller.at(at)).seq
     transcript = Transcript()
     newest = Cursor(0)
@@ -306,8 +310,10 @@ async def read_messages(
         transcript.fold(logged)
         newest = Cursor.of(logged)
     limit = min(limit, caller.service.limits.page_max)
-    shaped = shaped_transcript(transcript, shape, caller.rename, before=before, limit=limit)
-    return json_reply({"cursor": str(newest), **shaped})
+    shaped = await in_slices(
+        shaped_transcript(transcript, shape, caller.rename, before=before, limit=limit)
+    )
+    return await long_reply({"cursor": str(newest), **shaped})
 
 
 # --- turns ---------------------------------------------------------------------------------------
@@ -462,10 +468,10 @@ def _label_of(text: str | None) -> tuple[str, str] | None:
     return name, value
 
 
-def _shown_rows(caller: Caller, page: ConversationPage) -> list[Json]:
+def _shown_rows(caller: Caller, page: ConversationPage) -> Iterator[Json]:
     principal = caller.principal
     shows_address = principal is None or principal.is_admin
-    return [row_json(row, caller.rename, shows_address=shows_address) for row in page.rows]
+    return (row_json(row, caller.rename, shows_address=shows_address) for row in page.rows)
 
 
 @router.get("/conversations")
@@ -480,7 +486,7 @@ async def list_conversations(
     """Return a page of the caller's conversations, without opening them."""
     page = await filters.page(caller, limit=limit, order=order, cursor=cursor)
     rows = _shown_rows(caller, page)
-    return json_reply(
+    return await long_reply(
         {"conversations": rows, "cursor": page.cursor, "is_complete": page.is_complete}
     )
 
@@ -510,9 +516,9 @@ async def search(
         status=status,
         label=_label_of(label),
     )
-    return json_reply(
+    return await long_reply(
         {
-            "hits": [hit_json(hit, caller.rename) for hit in found.hits],
+            "hits": (hit_json(hit, caller.rename) for hit in found.hits),
             "cursor": found.cursor,
             "is_complete": found.is_complete,
             "complete_to": time_json(_complete_to(caller, found.complete_to)),
@@ -545,7 +551,12 @@ async def read_changes(
     """Stream the newest rows of a list, and then each row that changes."""
 
     async def look() -> list[Json]:
-        return _shown_rows(caller, await filters.page(caller, limit=limit, order="activity"))
+        rows: list[Json] = []
+        for row in _shown_rows(caller, await filters.page(caller, limit=limit, order="activity")):
+            rows.append(row)
+            if len(rows) % SLICE_EVENTS == 0:
+                await anyio.lowlevel.checkpoint()
+        return rows
 
     await look()  # an invalid request is refused here, before the stream begins
     return EventStream(feed_changes(caller.service, look, live=live))
@@ -623,7 +634,7 @@ async def read_rejections(caller: Reading) -> Response:
     """Return the events that admission refused."""
     await caller.check_exists()
     rejections = await caller.conversation.rejections()
-    return json_reply({"rejections": [rejection_json(one) for one in rejections]})
+    return await long_reply({"rejections": map(rejection_json, rejections)})
 
 
 @router.post(f"{HERE}/verify")
@@ -635,7 +646,8 @@ async def verify(caller: Reading) -> Response:
         load.fold(logged.event)
         seq = logged.seq
     folded, enforced_away = load.finish()
-    is_sound = not enforced_away and folded.agrees_with(await caller.conversation.at(seq))
+    loaded = await caller.conversation.at(seq)
+    is_sound = not enforced_away and await in_slices(folded.comparing_with(loaded))
     return json_reply({"events": seq, "is_sound": is_sound})
 
 

@@ -33,6 +33,7 @@ from urllib.parse import unquote_to_bytes
 
 from turnkeeper.runtime import Refused
 
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.view import Derivation, View
 from ..events import (
     RESULT_CLASSES,
@@ -54,7 +55,7 @@ from ..events import (
 from ..values.api_names import api_call_id, api_tool_name
 from ..values.frozen import FrozenJson, FrozenObject, frozen
 
-__all__ = ["LLMMessages", "LLMShape", "OpenCalls", "to_llm_messages"]
+__all__ = ["LLMMessages", "LLMShape", "OpenCalls", "making_llm_messages", "to_llm_messages"]
 
 LLMShape: TypeAlias = Literal["openai", "openai_responses", "anthropic"]
 """The OpenAI chat API, the OpenAI responses API, or the Anthropic messages API."""
@@ -137,6 +138,24 @@ def to_llm_messages(
         ("messages", shape, own, is_plain, show_author),
         partial(_DERIVATIONS[shape], own=own, is_plain=is_plain, show_author=show_author),
     )
+
+
+def making_llm_messages(
+    view: View,
+    shape: LLMShape,
+    *,
+    model: str = "",
+    is_plain: bool = False,
+    show_author: bool = False,
+) -> Slices[LLMMessages]:
+    """Return what `to_llm_messages` returns, made in slices; later views do not begin with it."""
+    own = None if is_plain else thought_by(shape, model)
+    made = _DERIVATIONS[shape](own=own, is_plain=is_plain, show_author=show_author)
+    for count, event in enumerate(view, 1):
+        made.fold(event)
+        if count % SLICE_EVENTS == 0:
+            yield
+    return made.result()
 
 
 def thought_by(shape: LLMShape, model: str) -> str:

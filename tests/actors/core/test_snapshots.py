@@ -14,6 +14,7 @@ from turnkeeper.actors.core import snapshots
 from turnkeeper.actors.core.snapshots import SLICE_EVENTS, Slices, run_whole
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.view_index import IndexedEvents
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Snapshot
 from turnkeeper.actors.owner.loading import in_slices
 
@@ -63,6 +64,20 @@ def test_no_slice_of_a_snapshot_has_more_than_a_few_events(
         begin = partial(Folded.restoring, state.to_snapshot())
 
     assert most_between_yields(monkeypatch, place, name, begin) == (SLICE_EVENTS, LENGTH)
+
+
+def test_no_slice_of_a_comparison_has_more_than_a_few_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = long_state()
+    other = Folded.from_snapshot(state.to_snapshot())
+    assert other is not None
+    begin = partial(state.comparing_with, other)
+
+    assert run_whole(begin())
+    most, _ = most_between_yields(monkeypatch, UserMessageEvent, "__eq__", begin)
+
+    assert most == SLICE_EVENTS
 
 
 def test_a_snapshot_holds_the_folds_as_they_were_when_it_was_begun() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnkeeper.actors import LoggedEvent, TextDelta
+from turnkeeper.actors.core.snapshots import run_whole
 from turnkeeper.actors.core.transcript import Transcript
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -128,7 +129,7 @@ def stream(
             continue  # a reader gives no pieces of an answer that it is behind
         for out in run.take(item):
             if isinstance(out, Show):
-                yield from run.show(out, transcript)
+                yield from filter(None, run.show(out, transcript))
             else:
                 yield out
 
@@ -220,7 +221,7 @@ def test_after_any_pieces_the_screen_is_the_transcript(
             screen.fold(out.event)
 
         assert screen.is_over
-        assert screen.messages == shown(ag_ui_messages(Transcript.of(log)))
+        assert screen.messages == shown(run_whole(ag_ui_messages(Transcript.of(log))))
 
 
 @pytest.mark.parametrize("undone", [None, TURN, "another"])
@@ -261,11 +262,12 @@ def test_another_turn_that_is_taken_back_leaves_the_screen_of_a_run_that_goes_on
             if item.event.turn_id == TURN:
                 for out in run.take(item):
                     written = Transcript.of(log[: item.seq])
-                    for each in run.show(out, written) if isinstance(out, Show) else (out,):
+                    shown_now = run.show(out, written) if isinstance(out, Show) else (out,)
+                    for each in filter(None, shown_now):
                         screen.fold(each.event)
 
         assert screen.is_over
-        assert screen.messages == shown(ag_ui_messages(Transcript.of(log)))
+        assert screen.messages == shown(run_whole(ag_ui_messages(Transcript.of(log))))
 
 
 def test_a_client_that_is_cut_at_any_event_gets_back_what_was_taken_back() -> None:
@@ -314,7 +316,7 @@ def check_cut(
         if is_new:
             screen.fold(out.event)
 
-    wanted = shown(ag_ui_messages(Transcript.of(log)))
+    wanted = shown(run_whole(ag_ui_messages(Transcript.of(log))))
     assert reloaded.messages == screen.messages == wanted
     assert reloaded.is_over
     assert screen.is_over
