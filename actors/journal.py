@@ -54,9 +54,10 @@ READ_PAGE = 512
 """The records that are read at once: a page holds up other reads for a few milliseconds."""
 
 READ_BYTES = 4 << 20
-"""A page ends with the record with which its payloads have this many bytes, even if its `limit`
-allows more. But its first two records are always in it: a reader that begins with a record that it
-knows, to see whether the log is still the same, reads on."""
+"""The bytes of a page, unless its reader says otherwise: the page ends with the record with which
+its payloads have as many, even if its `limit` allows more. But its first two records are always in
+it: a reader that begins with a record that it knows, to see whether the log is still the same,
+reads on."""
 
 
 class Record(NamedTuple):
@@ -336,13 +337,19 @@ class Journal(Protocol):
         """
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        limit: int = 512,
+        bytes_max: int = READ_BYTES,
     ) -> Sequence[StoredRecord]:
         """Return a page: at most `limit` records with a seq above `after`, in order.
 
-        Needs no ownership. The page ends sooner if its payloads are large (see `READ_BYTES`), so a
-        short page need not be the end of the log, but an empty one is, if `limit` is not 0. Raises
-        `ConversationNotFound`, or `CorruptLog` if a record differs from the one that was written.
+        Needs no ownership. The page ends sooner once its payloads have `bytes_max` bytes (see
+        `READ_BYTES`), so a short page need not be the end of the log, but an empty one is, if
+        `limit` is not 0. Raises `ConversationNotFound`, or `CorruptLog` if a record differs from
+        the one that was written.
         """
 
     async def info(self, conversation_id: str) -> ConversationInfo:
@@ -472,22 +479,22 @@ class Journal(Protocol):
         """
 
 
-def fitting(sizes: Iterable[int]) -> int:
+def fitting(sizes: Iterable[int], bytes_max: int) -> int:
     """Return how many records of these sizes are in one page; the sizes are of their payloads."""
     held = count = 0
     for size in sizes:
-        if count > 1 and held >= READ_BYTES:
+        if count > 1 and held >= bytes_max:
             break
         held += size
         count += 1
     return count
 
 
-def may_have_more(page: Sequence[StoredRecord], limit: int) -> bool:
-    """Return True unless a page, read with this limit, ended because the log does."""
+def may_have_more(page: Sequence[StoredRecord], limit: int, bytes_max: int) -> bool:
+    """Return True unless a page, read with these bounds, ended because the log does."""
     if len(page) == limit:
         return True
-    return len(page) > 1 and sum(len(record.payload) for record in page) >= READ_BYTES
+    return len(page) > 1 and sum(len(record.payload) for record in page) >= bytes_max
 
 
 class LogPages:
@@ -496,7 +503,8 @@ class LogPages:
     `upto`: the last seq; None: to the end of the log. `epoch`: the conversation's when `upto` was
     read as its head. With it, all pages are of one log: the iteration raises `ConversationDeleted`
     if the log has fewer records than that, or one of a later epoch among them, or if a page does
-    not follow the one before. Then it was deleted since, and another was begun.
+    not follow the one before. Then it was deleted since, and another was begun. `bytes_max`: as in
+    `Journal.read`.
 
     The one way to read a log that may be long. Raises as `Journal.read` does. It holds nothing
     open, so an iteration may be left at any point (an async generator left halfway would wait for
@@ -511,7 +519,9 @@ class LogPages:
         after: int = 0,
         upto: int | None = None,
         epoch: int | None = None,
+        bytes_max: int = READ_BYTES,
     ) -> None:
+        self._bytes_max = bytes_max
         self._journal = journal
         self._conversation_id = conversation_id
         self._after = after
@@ -530,7 +540,10 @@ class LogPages:
             raise StopAsyncIteration
         known = len(self._last)
         page = await self._journal.read(
-            self._conversation_id, after=self._after - known, limit=limit + known
+            self._conversation_id,
+            after=self._after - known,
+            limit=limit + known,
+            bytes_max=self._bytes_max,
         )
         if self._epoch is not None:
             again, page = list(page[:known]), page[known:]

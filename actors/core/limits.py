@@ -48,6 +48,8 @@ class Limits:
     """The bytes of those of them that have more than 64 KiB each."""
     read_page: int = 256
     """The events that a reader takes from the journal at once."""
+    read_bytes: int = 512 << 10
+    """The bytes with which such a page ends. Its first event may be larger."""
     content_length_max: int = 1 << 20
     """The characters of a chat message's text."""
     metadata_length_max: int = 16 << 10

@@ -75,15 +75,17 @@ async def read_all(journal: Journal, conversation_id: str, *, limit: int = 512) 
     return ids
 
 
-async def _read_pages(journal: Journal, name: str, after: int, limit: int) -> list[Record]:
+async def _read_pages(
+    journal: Journal, name: str, after: int, limit: int, bytes_max: int = READ_BYTES
+) -> list[Record]:
     """Return the rest of a log, read page by page, and check that each page ends where it must."""
     records: list[Record] = []
-    while page := await journal.read(name, after=after, limit=limit):
+    while page := await journal.read(name, after=after, limit=limit, bytes_max=bytes_max):
         *before, _ = sizes = [len(record.payload) for record in page]
         assert len(page) <= limit
-        assert not before[1:] or sum(before) < READ_BYTES  # no longer than it may be
+        assert not before[1:] or sum(before) < bytes_max  # no longer than it may be
         after += len(page)
-        if not (len(page) == limit or (len(page) > 1 and sum(sizes) >= READ_BYTES)):
+        if not (len(page) == limit or (len(page) > 1 and sum(sizes) >= bytes_max)):
             assert not await journal.read(name, after=after, limit=limit)  # and no shorter
         records += [Record(*record[2:]) for record in page]
     return records
@@ -175,12 +177,15 @@ class JournalContract:
 
             for limit in (512, 3):
                 assert await _read_pages(journal, "c", 0, limit) == records
+            for bytes_max in (READ_BYTES // 8, 1, 0):
+                assert await _read_pages(journal, "c", 0, 512, bytes_max) == records
             for after in range(1, len(records)):
                 page = await journal.read("c", after=after)
                 assert [record.seq for record in page[:2]] == [after + 1, after + 2][: len(page)]
                 assert len(page) > 1 or after == len(records) - 1
             forked = [*records[:-1], make_record("f")]
             assert await _read_pages(journal, "f", 0, 512) == forked
+            assert await _read_pages(journal, "f", 0, 512, READ_BYTES // 8) == forked
 
     async def test_a_fork_with_large_records_can_be_sent_again(self, tmp_path: Path) -> None:
         large = b'{"text": "' + b"x" * READ_BYTES + b'"}'

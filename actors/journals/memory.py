@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ..journal import (
     LISTED_KINDS,
+    READ_BYTES,
     Claim,
     ConversationInfo,
     Deletion,
@@ -337,14 +338,19 @@ class MemoryJournal:
         return seqs
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        limit: int = 512,
+        bytes_max: int = READ_BYTES,
     ) -> Sequence[StoredRecord]:
         self._refuse_if_left()
         check_asked(conversation_id)
-        check_page(after, limit)
+        check_page(after, limit, bytes_max)
         records = self._store.written_log(conversation_id).records[after : after + limit]
         await self._pause()
-        return records[: fitting(map(len, map(_payload_of, records)))]
+        return records[: fitting(map(len, map(_payload_of, records)), bytes_max)]
 
     async def info(self, conversation_id: str) -> ConversationInfo:
         self._refuse_if_left()

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,6 +67,8 @@ _APPENDED_AT_ONCE = 256
 _APPENDED_BYTES = 8 << 20
 """An append ends with the record that brings its payloads to this size: PostgreSQL takes less than
 1 GiB in a statement, and files of some MiB are usual."""
+_PAGE_BYTES = 512 << 10
+"""The bytes of a page of an export: an export that waits for its reader holds one."""
 _TIME_MAX = 253_402_300_800.0  # the year 10000
 
 
@@ -92,20 +95,22 @@ async def export_lines(
         on_progress(done, len(infos))
         name, has_begun = listed.conversation_id, False
         try:
-            async for line in _export_one(journal, name):
-                has_begun = True
-                yield line
+            async with aclosing(_export_one(journal, name)) as lines:
+                async for line in lines:
+                    has_begun = True
+                    yield line
         except (ConversationNotFound, ConversationDeleted) as gone:
             if has_begun:
                 raise ConversationDeleted(name) from gone
     on_progress(len(infos), len(infos))
 
 
-async def _export_one(journal: Journal, name: str) -> AsyncIterator[str]:
+async def _export_one(journal: Journal, name: str) -> AsyncGenerator[str, None]:
     info = await journal.info(name)
     # Read first: the pages are checked to be of the log that had this head.
     rejections = await journal.rejections(name)
-    async for page in LogPages(journal, name, upto=info.head, epoch=info.epoch):
+    pages = LogPages(journal, name, upto=info.head, epoch=info.epoch, bytes_max=_PAGE_BYTES)
+    async for page in pages:
         if page[0].seq == 1:
             head, is_unfinished = info.head, info.is_unfinished
             yield _dump({"conversation": name, "head": head, "is_unfinished": is_unfinished})

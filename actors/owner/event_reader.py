@@ -113,6 +113,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
             is_live=live,
             known_seq=known_seq,
             page_size=limits.read_page,
+            page_bytes=limits.read_bytes,
         )
         self._on_owner_ended = on_owner_ended
         self._pieces = PieceCursor() if pieces else None

@@ -85,6 +85,7 @@ class LogCursor:
         "_is_live",
         "_journal",
         "_known_seq",
+        "_page_bytes",
         "_page_size",
         "event_id",
         "offered",
@@ -102,12 +103,14 @@ class LogCursor:
         is_live: bool,
         known_seq: int,
         page_size: int,
+        page_bytes: int,
     ) -> None:
         self._journal = journal
         self._conversation_id = conversation_id
         self._is_live = is_live
         self._known_seq = known_seq
         self._page_size = page_size
+        self._page_bytes = page_bytes
         self.seq = after
         """The cursor: the seq of the event that was yielded last."""
         self.event_id: str | None = None
@@ -142,7 +145,10 @@ class LogCursor:
         try:
             page = deque(
                 await self._journal.read(
-                    self._conversation_id, after=self.seq - at_cursor, limit=self._page_size
+                    self._conversation_id,
+                    after=self.seq - at_cursor,
+                    limit=self._page_size,
+                    bytes_max=self._page_bytes,
                 )
             )
         except ConversationNotFound:
@@ -152,7 +158,7 @@ class LogCursor:
         except BaseException:
             self.note(Signal.LOOK)
             raise
-        if may_have_more(page, self._page_size):
+        if may_have_more(page, self._page_size, self._page_bytes):
             self.note(Signal.LOOK)
         if at_cursor and page:
             found_id = page.popleft().event_id

@@ -19,7 +19,7 @@ from ..core.limits import Limits
 from ..core.records import encode_record
 from ..errors import ConversationsClosed, JournalUnavailable, OwnedElsewhere
 from ..events import AgentMessageEvent, Event, LoggedEvent, TextDelta, UserMessageEvent
-from ..journal import StoredRecord
+from ..journal import READ_BYTES, StoredRecord
 from ..journals.memory import MemoryJournal, MemoryStore
 from ..owner.event_reader import EventReader
 from ..owner.subscriptions import Subscriptions
@@ -52,12 +52,12 @@ class _Journal(MemoryJournal):
         self._simulation = simulation
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         await linger(self._simulation, "read", 0.4)
         if self.fails and self._simulation.chance("read fails", 0.1):
             raise JournalUnavailable("read: the disk does not answer")
-        page = await super().read(conversation_id, after=after, limit=limit)
+        page = await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
         await linger(self._simulation, "page", 0.3)
         return page
 

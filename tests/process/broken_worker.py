@@ -14,7 +14,7 @@ import anyio
 
 from turnkeeper.actors import Journal, SQLiteJournal
 from turnkeeper.actors.cli import stress_worker, worker
-from turnkeeper.actors.journal import Listing, Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Listing, Record, StoredRecord
 
 APPENDS_BEFORE_DEATH = 40
 
@@ -54,10 +54,10 @@ class EagerJournal(SQLiteJournal):
         return range(expected_seq, expected_seq + len(records))
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         await self.write_down(conversation_id)
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
     async def write_down(self, conversation_id: str) -> None:
         async with self.writing:

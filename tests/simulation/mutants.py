@@ -608,7 +608,7 @@ PROMISES = [
         "a full page is taken for the last one",
         LogCursor,
         "read_page",
-        "if may_have_more(page, self._page_size):",
+        "if may_have_more(page, self._page_size, self._page_bytes):",
         "if False:",
     ),
     Mutant(

@@ -127,9 +127,9 @@ def with_prefix(connection: psycopg.Connection[Any], tail: Tail) -> Tail:
 _COLUMNS = "seq, epoch, event_id, kind, message_id, mark, payload"
 # The payloads behind the end of the page are NULL (see `fitting`): the server need not read them,
 # and the client, which receives all rows at once, need not hold them.
-_PAGE = f"""
+_PAGE = """
     SELECT seq, epoch, event_id, kind, message_id, mark, CASE
-        WHEN row_number() OVER before <= 2 OR sum(octet_length(payload)) OVER before < {READ_BYTES}
+        WHEN row_number() OVER before <= 2 OR sum(octet_length(payload)) OVER before < %s
         THEN payload END
 """
 _BEFORE = "WINDOW before AS (ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
@@ -148,7 +148,11 @@ _READ_PARTS = f"""
 
 
 def read_records(
-    connection: psycopg.Connection[Any], tail: Tail, after: int, upto: int
+    connection: psycopg.Connection[Any],
+    tail: Tail,
+    after: int,
+    upto: int,
+    bytes_max: int = READ_BYTES,
 ) -> list[StoredRecord]:
     """Read the page of records above `after` up to `upto` inclusive (see `READ_BYTES`).
 
@@ -165,7 +169,7 @@ def read_records(
     statement, values = _READ_EVENTS, parts[0]
     if len(parts) > 1:
         statement, values = _READ_PARTS, [list(column) for column in zip(*parts, strict=True)]
-    rows = connection.execute(statement, values, binary=True)
+    rows = connection.execute(statement, (bytes_max, *values), binary=True)
     for found_seq, epoch, event_id, kind, message_id, found, payload in rows:
         if payload is None:
             return records

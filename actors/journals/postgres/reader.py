@@ -144,10 +144,10 @@ class PostgresReader:
                 bug.__cause__ = error
                 job.refuse(bug)
 
-    def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
+    def read(self, name: str, after: int, limit: int, bytes_max: int) -> Sequence[StoredRecord]:
         tail = self._tail(name)
         upto = min(after + limit, tail.head)
-        return read_records(self._connection, tail, after, upto) if upto > after else []
+        return read_records(self._connection, tail, after, upto, bytes_max) if upto > after else []
 
     def heads(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the seq at which each of these logs ends; a missing log is left out."""

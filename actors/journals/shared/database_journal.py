@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from anyio.lowlevel import checkpoint
 
 from ...journal import (
+    READ_BYTES,
     ConversationInfo,
     Listing,
     ListPage,
@@ -35,7 +36,9 @@ T = TypeVar("T")
 class LogReader(Protocol):
     """The reads of a database, each in one transaction; they run in the reading thread."""
 
-    def read(self, name: str, after: int, limit: int, /) -> Sequence[StoredRecord]: ...
+    def read(
+        self, name: str, after: int, limit: int, bytes_max: int, /
+    ) -> Sequence[StoredRecord]: ...
     def heads(self, names: Sequence[str], /) -> Mapping[str, int]: ...
     def info(self, name: str, /) -> ConversationInfo: ...
     def page(self, query: ListQuery, /) -> ListPage: ...
@@ -119,11 +122,18 @@ class DatabaseJournal:
         )
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        limit: int = 512,
+        bytes_max: int = READ_BYTES,
     ) -> Sequence[StoredRecord]:
         check_asked(conversation_id)
-        check_page(after, limit)
-        return await self._read(lambda reader: reader.read(conversation_id, after, limit))
+        check_page(after, limit, bytes_max)
+        return await self._read(
+            lambda reader: reader.read(conversation_id, after, limit, bytes_max)
+        )
 
     async def info(self, conversation_id: str) -> ConversationInfo:
         check_asked(conversation_id)

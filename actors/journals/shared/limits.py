@@ -69,11 +69,12 @@ def check_asked(conversation_id: str, ids: Sequence[str] = ()) -> None:
         check_text("id", one)
 
 
-def check_page(after: int, limit: int) -> None:
+def check_page(after: int, limit: int, bytes_max: int) -> None:
     """Raise `InvalidInput` if the bounds of a read make no sense."""
-    if after < 0 or limit < 0:
+    if after < 0 or limit < 0 or bytes_max < 0:
         raise InvalidInput(
-            f"a read of {limit} records after seq {after}; nothing was read; both are 0 or more"
+            f"a read of {limit} records and {bytes_max} bytes after seq {after}; nothing was read; "
+            "all three are 0 or more"
         )
 
 

@@ -373,7 +373,11 @@ def find_record(connection: sqlite3.Connection, tail: Tail, seq: int) -> tuple[i
 
 
 def read_records(
-    connection: sqlite3.Connection, tail: Tail, after: int, upto: int
+    connection: sqlite3.Connection,
+    tail: Tail,
+    after: int,
+    upto: int,
+    bytes_max: int = READ_BYTES,
 ) -> list[StoredRecord]:
     """Return the page of records above `after` up to and including `upto`, each checked.
 
@@ -386,9 +390,9 @@ def read_records(
 
     first = max(after, 1)
     try:
-        fetched = _fetch_page(connection, tail, first, upto)
+        fetched = _fetch_page(connection, tail, first, upto, bytes_max)
         if fetched is None:
-            upto = _end_of_page(connection, tail, after, upto)
+            upto = _end_of_page(connection, tail, after, upto, bytes_max)
             fetched = _fetch(connection, tail, _READ_EVENTS, first, upto)
         *columns, payloads = fetched
         columns = [from_json(column, cache_strings="none") for column in columns]
@@ -409,7 +413,7 @@ def read_records(
     records: list[StoredRecord] = []
     for epoch, event_id, kind, message_id, found_mark, parts, size in rows:
         # Without parts, the page was fetched so that it ends where it must.
-        if joined and len(records) > 1 and begin - end + joined >= READ_BYTES:
+        if joined and len(records) > 1 and begin - end + joined >= bytes_max:
             return records
         seq += 1
         payload = payloads[end - size : end]
@@ -448,14 +452,14 @@ def _fetch(
 
 
 def _fetch_page(
-    connection: sqlite3.Connection, tail: Tail, first: int, upto: int
+    connection: sqlite3.Connection, tail: Tail, first: int, upto: int, bytes_max: int
 ) -> tuple[Any, ...] | None:
     """Return the columns of these records, or None if they are too large for one page.
 
     SQLite itself stops then. To add up the sizes before would cost every page a second walk along
     the chain.
     """
-    before = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, READ_BYTES - 1)
+    before = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(0, bytes_max - 1))
     try:
         return _fetch(connection, tail, _READ_EVENTS, first, upto)
     except sqlite3.DataError:
@@ -464,14 +468,16 @@ def _fetch_page(
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
 
-def _end_of_page(connection: sqlite3.Connection, tail: Tail, after: int, upto: int) -> int:
+def _end_of_page(
+    connection: sqlite3.Connection, tail: Tail, after: int, upto: int, bytes_max: int
+) -> int:
     """Return the seq that the page above `after` ends at, as far as its records have no parts."""
     first = max(after, 1)
     (found,) = _fetch(connection, tail, _READ_SIZES, first, upto)
     sizes: list[int] = json.loads(found)
     _check_chain(tail, first, upto, len(sizes))
     sizes.reverse()
-    return after + fitting(sizes[1:] if after else sizes)
+    return after + fitting(sizes[1:] if after else sizes, bytes_max)
 
 
 def _check_chain(tail: Tail, first: int, upto: int, count: int) -> None:

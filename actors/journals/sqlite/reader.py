@@ -257,10 +257,10 @@ class SQLiteReader:
 
     # --- reads ------------------------------------------------------------------------------------
 
-    def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
+    def read(self, name: str, after: int, limit: int, bytes_max: int) -> Sequence[StoredRecord]:
         tail = self._tail(name)
         upto = min(after + limit, tail.head)
-        return read_records(self.connection, tail, after, upto) if upto > after else []
+        return read_records(self.connection, tail, after, upto, bytes_max) if upto > after else []
 
     def heads(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the heads of these logs. It is called at every poll, so it checks nothing else."""

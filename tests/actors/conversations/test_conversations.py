@@ -27,7 +27,7 @@ from turnkeeper.actors.errors import (
     TurnNotCompleted,
 )
 from turnkeeper.actors.events import ActionEvent, AgentMessageEvent, UserMessageEvent
-from turnkeeper.actors.journal import Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Record, StoredRecord
 from turnkeeper.runtime import AskCycle, Unavailable
 from turnkeeper.runtime.testing import settle
 
@@ -284,9 +284,16 @@ async def test_a_repeated_message_is_answered_from_a_few_records() -> None:
         records = 0
 
         async def read(
-            self, conversation_id: str, *, after: int = 0, limit: int = 512
+            self,
+            conversation_id: str,
+            *,
+            after: int = 0,
+            limit: int = 512,
+            bytes_max: int = READ_BYTES,
         ) -> Sequence[StoredRecord]:
-            records = await super().read(conversation_id, after=after, limit=limit)
+            records = await super().read(
+                conversation_id, after=after, limit=limit, bytes_max=bytes_max
+            )
             self.records += len(records)
             return records
 

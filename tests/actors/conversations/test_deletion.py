@@ -38,7 +38,14 @@ from turnkeeper.actors.errors import (
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
-from turnkeeper.actors.journal import Claim, ConversationInfo, Record, Snapshot, StoredRecord
+from turnkeeper.actors.journal import (
+    READ_BYTES,
+    Claim,
+    ConversationInfo,
+    Record,
+    Snapshot,
+    StoredRecord,
+)
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
 from turnkeeper.runtime.testing import settle
@@ -451,12 +458,12 @@ class HeldReads(MemoryJournal):
         return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         if self.held is not None:
             self.reading.set()
             await self.held.wait()
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])

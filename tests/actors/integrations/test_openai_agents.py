@@ -60,7 +60,7 @@ from turnkeeper.actors.integrations.openai_agents import (
     TurnkeeperSession,
     _inside,
 )
-from turnkeeper.actors.journal import Listing, Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Listing, Record, StoredRecord
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.runtime import AskCycle
 
@@ -472,9 +472,16 @@ async def test_a_turn_reads_only_what_is_new() -> None:
 
     class Counting(MemoryJournal):
         async def read(
-            self, conversation_id: str, *, after: int = 0, limit: int = 512
+            self,
+            conversation_id: str,
+            *,
+            after: int = 0,
+            limit: int = 512,
+            bytes_max: int = READ_BYTES,
         ) -> Sequence[StoredRecord]:
-            records = await super().read(conversation_id, after=after, limit=limit)
+            records = await super().read(
+                conversation_id, after=after, limit=limit, bytes_max=bytes_max
+            )
             reads.append(len(records))
             return records
 

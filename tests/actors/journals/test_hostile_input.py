@@ -77,6 +77,7 @@ def calls() -> Iterator[tuple[str, Call]]:
         for name, call in {
             "read after": lambda j, n=number: j.read("c", after=n),
             "read limit": lambda j, n=number: j.read("c", limit=n),
+            "read bytes": lambda j, n=number: j.read("c", bytes_max=n),
             "append epoch": lambda j, n=number: _append(j, "c", n + 7, 3, new_record()),
             "append at": lambda j, n=number: _append(j, "c", 1, n, new_record()),
             "fork at": lambda j, n=number: _fork(j, "c", "f", min(n, 0) or n + 2),

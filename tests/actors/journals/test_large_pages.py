@@ -6,13 +6,14 @@ import json
 import sqlite3
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AsyncExitStack, aclosing, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent
-from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal
+from turnkeeper.actors import Conversations, Journal, MemoryJournal, SQLiteJournal
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.core.working_state import ConversationSettings, WorkingState
 from turnkeeper.actors.events import (
@@ -20,9 +21,11 @@ from turnkeeper.actors.events import (
     ConfirmationRequestedEvent,
     Event,
     LoggedEvent,
+    Task,
+    TaskListUpdatedEvent,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import READ_BYTES, Record
+from turnkeeper.actors.journal import READ_BYTES, Record, StoredRecord
 from turnkeeper.actors.journals.files import repair, verify_logs
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
 from turnkeeper.actors.owner import look_ups
@@ -34,7 +37,7 @@ def large(size: int = READ_BYTES + 1) -> Event:
     return UserMessageEvent(content="x" * size)
 
 
-async def write(journal: MemoryJournal, events: Sequence[Event]) -> None:
+async def write(journal: Journal, events: Sequence[Event]) -> None:
     await journal.append(
         "c",
         [encode_record(event) for event in events],
@@ -53,6 +56,49 @@ async def test_a_reader_of_large_events_ends_at_the_end_of_the_log() -> None:
             seen = [logged async for logged in conversations["c"].events(live=False)]
 
     assert [logged.event.id for logged in seen] == [event.id for event in events]
+
+
+async def test_a_reader_holds_little_more_than_one_large_event(tmp_path: Path) -> None:
+    """It may wait long for its client: hundreds of such readers held a page of 4 MiB each."""
+    size = 1 << 20
+    rows = TaskListUpdatedEvent(
+        tasks=tuple(Task(description="y" * 16_000) for _ in range(size // 16_000))
+    )
+    events = [
+        large(size),
+        large(size),
+        rows,
+        rows.model_copy(update={"id": "~"}),
+        *(large(size) for _ in range(8)),
+    ]
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        await write(journal, events)
+    async with Conversations(HeldAgent(), journal=SQLiteJournal(path)) as opened:
+        reader = opened["c"].events(live=False)
+        held = [sum(len(record.payload) for record in reader._log.page) async for _ in reader]
+
+    assert len(held) == len(events)
+    assert max(held) < 2 * size
+
+
+async def test_a_page_of_usual_events_is_read_at_once(tmp_path: Path) -> None:
+    reads = 0
+
+    class Counting(SQLiteJournal):
+        async def read(self, conversation_id: str, **bounds: int) -> Sequence[StoredRecord]:
+            nonlocal reads
+            reads += 1
+            return await super().read(conversation_id, **bounds)
+
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        await write(journal, [large(1_500) for _ in range(600)])
+    async with Conversations(HeldAgent(), journal=Counting(path)) as opened:
+        async for _ in opened["c"].events(live=False):
+            pass
+
+    assert reads == -(-600 // (Limits().read_page - 1))
 
 
 async def test_the_answers_of_calls_are_found_behind_large_events() -> None:
@@ -97,6 +143,17 @@ def held_at_most(size: int) -> Iterator[None]:
     assert peak < size
 
 
+@contextmanager
+def held_at_the_end_at_most(size: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < size
+
+
 async def test_an_operators_tools_hold_a_page_of_a_log_and_not_all_of_it(path: Path) -> None:
     async with SQLiteJournal(path, read_only=True) as journal:
         with held_at_most(6 * READ_BYTES):
@@ -105,6 +162,16 @@ async def test_an_operators_tools_hold_a_page_of_a_log_and_not_all_of_it(path: P
         with held_at_most(6 * READ_BYTES):
             async for _ in export_lines(journal):
                 pass
+
+
+async def test_an_export_that_waits_for_its_reader_holds_a_small_page(path: Path) -> None:
+    count = 8
+    async with SQLiteJournal(path, read_only=True) as journal, AsyncExitStack() as stack:
+        with held_at_the_end_at_most(count * 4 << 20):
+            for _ in range(count):
+                lines = await stack.enter_async_context(aclosing(export_lines(journal)))
+                for _ in range(3):  # the head of the file, that of the conversation, an event
+                    await anext(lines)
 
 
 async def test_a_repair_holds_a_row_of_a_file_and_not_hundreds(path: Path) -> None:

@@ -24,6 +24,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.events import AgentMessageEvent, ConversationChangedEvent, UserMessageEvent
 from turnkeeper.actors.journal import (
+    READ_BYTES,
     READ_PAGE,
     Deletion,
     Journal,
@@ -160,7 +161,7 @@ class Replaced(MemoryJournal):
     begun_as_fork_of: str | None = None
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         if conversation_id == "c" and self.at is not None and after + limit > self.at:
             self.at = None
@@ -175,7 +176,7 @@ class Replaced(MemoryJournal):
                 )
             elif self.begun_anew:
                 await write(self, "c", self.begun_anew)
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("length", [0, 1, 5])

@@ -25,7 +25,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
     encode_event,
 )
-from turnkeeper.actors.journal import Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Record, StoredRecord
 from turnkeeper.runtime import (
     Failure,
     Runtime,
@@ -104,10 +104,12 @@ async def test_a_failed_commit_answers_also_the_result_that_its_batch_parked() -
 class Unreadable(MemoryJournal):
     is_unreadable = False
 
-    async def read(self, conversation_id: str, *, after: int = 0, limit: int = 512):  # type: ignore[no-untyped-def] # noqa: ANN201
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
+    ) -> Sequence[StoredRecord]:
         if self.is_unreadable:
             raise Unavailable("no reading now")
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
 
 async def test_a_view_that_cannot_be_verified_now_disturbs_no_turn() -> None:
@@ -197,9 +199,9 @@ class HoleyJournal(MemoryJournal):
     lost: int | None = None
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
-        records = await super().read(conversation_id, after=after, limit=limit)
+        records = await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
         return [r for r in records if (conversation_id, r.seq) != ("c", self.lost)]
 
 

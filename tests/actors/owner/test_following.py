@@ -22,7 +22,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
 from turnkeeper.actors.events import UserMessageEvent
-from turnkeeper.actors.journal import Claim, Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Claim, Record, StoredRecord
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.runtime import OwnershipLost
 
@@ -47,10 +47,10 @@ class CountingJournal(MemoryJournal):
         return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         self.reads += 1
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         self.waits += 1

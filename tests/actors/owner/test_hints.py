@@ -22,7 +22,7 @@ from turnkeeper.actors.events import (
     TurnEndedEvent,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, StoredRecord
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.actors.owner.subscriptions import Subscriptions
 from turnkeeper.runtime.testing import settle
@@ -44,13 +44,13 @@ class DeafJournal(MemoryJournal):
         await anyio.sleep_forever()
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         await self.gate.wait()
         self.reads += 1
         if after + 1 == self.damaged_seq:
             raise CorruptLog(conversation_id, self.damaged_seq, "the record does not match")
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
     async def write(self, epoch: int, first: int, *events: Event) -> None:
         await self.append(

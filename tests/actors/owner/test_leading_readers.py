@@ -20,7 +20,7 @@ from turnkeeper.actors.events import (
     TextDelta,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, StoredRecord
 from turnkeeper.actors.owner.event_reader import EventReader
 from turnkeeper.actors.owner.subscriptions import Subscriptions
 from turnkeeper.runtime.testing import settle
@@ -49,11 +49,13 @@ class CountingJournal(MemoryJournal):
         await self.gate.wait()
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         self.reads += 1
         try:
-            return await super().read(conversation_id, after=after, limit=limit)
+            return await super().read(
+                conversation_id, after=after, limit=limit, bytes_max=bytes_max
+            )
         finally:
             await self.read_gate.wait()
 

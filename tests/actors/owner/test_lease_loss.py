@@ -33,7 +33,7 @@ from turnkeeper.actors.events import (
     TextDelta,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import Claim, Listing, Record, Snapshot, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Claim, Listing, Record, Snapshot, StoredRecord
 from turnkeeper.actors.journals.memory import MemoryJournal, MemoryStore
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import VirtualClock, settle
@@ -106,11 +106,13 @@ class LeasedJournal(MemoryJournal):
         return seqs
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         if self.replaced_by is not None:
-            return await self.replaced_by.read(conversation_id, after=after, limit=limit)
-        return await super().read(conversation_id, after=after, limit=limit)
+            return await self.replaced_by.read(
+                conversation_id, after=after, limit=limit, bytes_max=bytes_max
+            )
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         self.snapshots.append(snapshot)

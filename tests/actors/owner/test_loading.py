@@ -22,7 +22,7 @@ from turnkeeper.actors.events import (
     TurnStartedEvent,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import READ_PAGE, Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, READ_PAGE, Record, StoredRecord
 from turnkeeper.actors.owner.loading import fold_log, load_state, load_turns
 from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.actors.values.upcasters import UPCASTERS, Upcasters
@@ -42,12 +42,17 @@ class Watched(MemoryJournal):
         self.fails_after = self.damaged_from = LENGTH + 1
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = READ_PAGE
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        limit: int = READ_PAGE,
+        bytes_max: int = READ_BYTES,
     ) -> Sequence[StoredRecord]:
         self.seen.append(f"read after {after}")
         if after >= self.fails_after:
             raise Unavailable("the disk is away")
-        records = await super().read(conversation_id, after=after, limit=limit)
+        records = await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
         return [
             record if record.seq < self.damaged_from else record._replace(payload=b"{")
             for record in records

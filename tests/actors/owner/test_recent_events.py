@@ -23,7 +23,7 @@ from turnkeeper.actors.core.admission import Duplicate
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import ConversationDeleted
 from turnkeeper.actors.events import AgentMessageEvent
-from turnkeeper.actors.journal import Claim, Record, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Claim, Record, StoredRecord
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -39,10 +39,10 @@ class CountingJournal(MemoryJournal):
         self.claims.set()
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
         self.reads += 1
-        return await super().read(conversation_id, after=after, limit=limit)
+        return await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
 
     async def claim(
         self, conversation_id: str, *, takeover: bool = False, any_name: bool = False

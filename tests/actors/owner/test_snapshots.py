@@ -16,7 +16,7 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import UserMessageEvent
-from turnkeeper.actors.journal import Snapshot, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Snapshot, StoredRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -27,9 +27,9 @@ class CountingJournal(MemoryJournal):
     records_read = 0
 
     async def read(
-        self, conversation_id: str, *, after: int = 0, limit: int = 512
+        self, conversation_id: str, *, after: int = 0, limit: int = 512, bytes_max: int = READ_BYTES
     ) -> Sequence[StoredRecord]:
-        records = await super().read(conversation_id, after=after, limit=limit)
+        records = await super().read(conversation_id, after=after, limit=limit, bytes_max=bytes_max)
         self.records_read += len(records)
         return records
 

@@ -19,7 +19,7 @@ from turnkeeper.actors.errors import (
     JournalRefused,
     JournalUnavailable,
 )
-from turnkeeper.actors.journal import Record, Rejection, Snapshot, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Record, Rejection, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite import reader as reader_module
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
@@ -81,7 +81,7 @@ def look(reader: SQLiteReader) -> list[object]:
     """Everything that a log says of itself."""
     return [
         reader.list(),
-        *((reader.read(name, 0, 100), reader.info(name)) for name in NAMES),
+        *((reader.read(name, 0, 100, READ_BYTES), reader.info(name)) for name in NAMES),
         *(reader.rejections(name) for name in NAMES),
     ]
 
@@ -382,12 +382,12 @@ async def test_damage_that_a_second_connection_does_not_find_is_not_reported(
     connections: list[object] = []
 
     def read(
-        connection: sqlite3.Connection, tail: Tail, after: int, upto: int
+        connection: sqlite3.Connection, tail: Tail, after: int, upto: int, bytes_max: int
     ) -> Sequence[StoredRecord]:
         connections.append(connection)
         if connection is connections[0]:
             raise error
-        return read_records(connection, tail, after, upto)
+        return read_records(connection, tail, after, upto, bytes_max)
 
     monkeypatch.setattr(reader_module, "read_records", read)
     async with SQLiteJournal(path) as journal:

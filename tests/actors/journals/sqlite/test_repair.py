@@ -24,7 +24,7 @@ from turnkeeper.actors.errors import (
     JournalUnavailable,
     OwnedElsewhere,
 )
-from turnkeeper.actors.journal import Listing, Snapshot, StoredRecord
+from turnkeeper.actors.journal import READ_BYTES, Listing, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.reader import reading
@@ -53,7 +53,7 @@ Logs = dict[str, list[StoredRecord]]
 def logs(path: Path) -> Logs:
     with reading(path, busy_wait_s=0) as reader:
         return {
-            info.conversation_id: list(reader.read(info.conversation_id, 0, 100))
+            info.conversation_id: list(reader.read(info.conversation_id, 0, 100, READ_BYTES))
             for info in reader.do(lambda reader: reader.list())
         }
 
