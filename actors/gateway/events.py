@@ -109,7 +109,10 @@ async def _write_events(
             if is_heard and follower is not None and follower.is_short_of(item):
                 is_heard = False
                 await write(sse({"pieces": is_heard}, event="note"))
-            await write(frames.of_event(item, caller.rename))
+            frame = frames.of_event(item, caller.rename)
+            del item  # not held while the client reads, nor until the next event
+            await write(frame)
+            del frame
         else:
             if not cursor.fits(item):
                 return "gone"

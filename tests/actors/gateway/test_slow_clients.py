@@ -1,0 +1,95 @@
+"""What the server holds for a client that reads nothing, until it is cut off."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import anyio
+import pytest
+from starlette.types import Message, Scope
+
+from tests.actors.conversations.worlds import HeldAgent
+from turnkeeper.actors import Conversations, SQLiteJournal, gateway
+from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.events import UserMessageEvent
+
+from .worlds import BOUND_S
+
+pytestmark = pytest.mark.anyio
+
+EVENT = 1 << 20
+CLIENTS = 8
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    """A file with a log of large events."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path, synchronous="NORMAL") as journal:
+        events = [UserMessageEvent(content=f"{number:02d}" * (EVENT // 2)) for number in range(12)]
+        await journal.append(
+            "c",
+            [encode_record(event) for event in events],
+            epoch=(await journal.claim("c")).epoch,
+            expected_seq=1,
+            is_unfinished=False,
+        )
+    return path
+
+
+@pytest.mark.parametrize("seq", [1, 5])
+async def test_a_client_that_reads_nothing_costs_little_more_than_one_event(
+    path: Path, seq: int
+) -> None:
+    """The rest of a page, the event and its frame came to 6 MB for each client."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/v1/conversations/c/events",
+        "raw_path": b"/v1/conversations/c/events",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    stalled = 0
+    asked = 0
+    all_stalled = anyio.Event()
+
+    async def receive() -> Message:
+        nonlocal asked
+        asked += 1
+        if asked <= CLIENTS:
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal stalled
+        if message.get("body", b"").startswith(b"id: %d." % seq):
+            stalled += 1
+            if stalled == CLIENTS:
+                all_stalled.set()
+            await anyio.sleep_forever()
+
+    async with Conversations(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
+        app = gateway.app(conversations)
+        tracemalloc.start()
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(CLIENTS):
+                    group.start_soon(app, dict(scope), receive, send)
+                with anyio.fail_after(BOUND_S):
+                    await all_stalled.wait()
+                held, _ = tracemalloc.get_traced_memory()
+                group.cancel_scope.cancel()
+        finally:
+            tracemalloc.stop()
+
+    assert stalled == CLIENTS
+    assert held / CLIENTS < 2.5 * EVENT
