@@ -26,8 +26,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.costly]
 TURNS = 150
 SHORT = 8
 ROWS = 600
-MORE_CALLS_MAX = 6_000
-"""The calls between two passes that a long log may add: two slices, as trio may run two."""
+MORE_CALLS_MAX = 9_000
+"""The calls between two passes that a long log may add: three slices, as trio runs the tasks of a
+pass in any order. An answer that is made in one go adds 11,500 at least."""
 
 
 class Passes:
