@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ...errors import CorruptLog
@@ -451,6 +451,10 @@ def _fetch(
     return found
 
 
+_LENGTH_MAX: Final = (1 << 31) - 1
+"""The largest limit of a length that SQLite takes; its own is smaller."""
+
+
 def _fetch_page(
     connection: sqlite3.Connection, tail: Tail, first: int, upto: int, bytes_max: int
 ) -> tuple[Any, ...] | None:
@@ -459,7 +463,8 @@ def _fetch_page(
     SQLite itself stops then. To add up the sizes before would cost every page a second walk along
     the chain.
     """
-    before = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(0, bytes_max - 1))
+    length = min(max(0, bytes_max - 1), _LENGTH_MAX)
+    before = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, length)
     try:
         return _fetch(connection, tail, _READ_EVENTS, first, upto)
     except sqlite3.DataError:
