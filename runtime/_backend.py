@@ -180,11 +180,7 @@ def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
     """
     if not awaited.is_done:
         yield awaited
-    if awaited.error is not None:  # as `result` does, without the call
-        raise awaited.error
-    value: Any = awaited.value
-    result: T = value
-    return result
+    return awaited.result()
 
 
 class Woken(Protocol):

@@ -259,10 +259,7 @@ class Cell(Mailbox):
         This method makes the cell the `Waker` of that one-shot. The handler of a resident waits in
         its own task, so a resident's cell is never a `Waker`.
         """
-        pool = self.system.pool  # as `Pool.submit` does, without the call
-        pool.ready.append(self)
-        if pool.dispatcher is None:
-            pool.elect()
+        self.system.pool.submit(self)
 
     def give_order(self, order: Order) -> None:
         """Have the runner obey before it handles another message, within a bounded time."""
@@ -417,8 +414,7 @@ class Cell(Mailbox):
             system.spare_lanes.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        life = self.life
-        if self.directory is not None and (life is None or life.is_quiet):
+        if self.directory is not None and self.is_quiet:
             self._become_idle(self.directory)
         if system.is_closing:
             self.close_short_way()
@@ -516,9 +512,7 @@ class Cell(Mailbox):
     def _count_handled(self, suspended: SuspendedHandler) -> None:
         count = suspended.count
         self.handled += count
-        stats = self.traits.stats  # as `Stats.record` does, without the call
-        stats.count += count
-        stats.recent.append((self.system.now() - suspended.began, count))
+        self.traits.stats.record(self.system.now() - suspended.began, count)
         if self.system.tracing is not None:
             self._leave_trace(None)
 
