@@ -197,6 +197,7 @@ class Presence:
 
     def note_commit(self, tail: Tail) -> None:
         """Remember the newest commit of this process: the row of one conversation that it wrote."""
+        # Its values: the writer changes the tail before the next commit.
         self._newest = {
             "node": self.node,
             "number": tail.number,

@@ -25,34 +25,31 @@ from turnkeeper.actors.gateway import GatewayLimits
 from turnkeeper.actors.gateway.guard import PART_BYTES
 
 
-def test_small_parts_of_a_response_are_sent_at_once() -> None:
-    """Else the first words of an answer wait for the acknowledgement of the response's head."""
+def option_of_a_connection(option: int) -> int:
+    """Return this option of TCP, of a connection that the server has accepted."""
     with _listen("127.0.0.1", 0) as listener:
         client = socket.create_connection(listener.getsockname())
         served, _ = listener.accept()
         with client, served:
-            assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            return served.getsockopt(socket.IPPROTO_TCP, option)
+
+
+def test_small_parts_of_a_response_are_sent_at_once() -> None:
+    """Else the first words of an answer wait for the acknowledgement of the response's head."""
+    assert option_of_a_connection(socket.TCP_NODELAY)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
 def test_a_client_that_takes_nothing_is_cut_off_by_the_kernel_too() -> None:
     """The guard cannot: hypercorn shields its writes."""
-    with _listen("127.0.0.1", 0) as listener:
-        client = socket.create_connection(listener.getsockname())
-        served, _ = listener.accept()
-        with client, served:
-            bound_ms = served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    bound_ms = option_of_a_connection(socket.TCP_USER_TIMEOUT)
     assert bound_ms == 1_000 * GatewayLimits().write_stall_s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
 def test_the_kernel_holds_little_for_a_client_that_reads_slowly() -> None:
     """Else it takes nothing for longer than `write_stall_s`, and the client is cut off."""
-    with _listen("127.0.0.1", 0) as listener:
-        client = socket.create_connection(listener.getsockname())
-        served, _ = listener.accept()
-        with client, served:
-            held = served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    held = option_of_a_connection(socket.TCP_NOTSENT_LOWAT)
     assert held == 2 * PART_BYTES
 
 

@@ -13,10 +13,12 @@ from turnkeeper.actors import (
     Conversation,
     Conversations,
     Event,
+    Journal,
     MemoryJournal,
     ToolCall,
     TurnContext,
 )
+from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import (
     ActionEvent,
     AgentErrorEvent,
@@ -137,6 +139,17 @@ async def until_passivated(conversations: Conversations, name: str) -> None:
             return
         await anyio.lowlevel.checkpoint()
     raise AssertionError(f"{name} is kept active")
+
+
+async def write_log(journal: Journal, name: str, events: Sequence[Event]) -> None:
+    """Write a log at once, as an owner would."""
+    await journal.append(
+        name,
+        [encode_record(event) for event in events],
+        epoch=(await journal.claim(name)).epoch,
+        expected_seq=1,
+        is_unfinished=False,
+    )
 
 
 def brief(event: Event) -> str:

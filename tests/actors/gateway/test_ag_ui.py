@@ -256,6 +256,20 @@ async def test_a_client_that_is_cut_at_any_event_goes_on_in_its_run(node: Client
                 assert shown["types"].count(kind) == 1, (events, kind)
 
 
+async def left_and_loaded_again(talk: Talk, events: int) -> Shown:
+    """Leave page b, cut off after so many events; open c with what b has stored. Return that."""
+    await talk.open("b", resumes=True, messages=await talk.transcript())
+    for after in (events, 0, 0, 0, 0):
+        await talk.client.do("cut", "b", events=after)
+    await talk.send(f"left after {events}", "b")
+    while len((await talk.client.do("show", "b"))["statuses"]) < 2:
+        pass
+    await talk.client.do("leave", "b")
+    saved: Shown = (await talk.done("b"))["saved"]
+    await talk.open("c", resumes=True, **saved)
+    return saved
+
+
 async def test_a_page_that_is_left_at_any_event_and_loaded_again_goes_on(node: Client) -> None:
     """It has stored its messages and the cursor, and opens a new client with them."""
     agent = Gated()
@@ -264,15 +278,7 @@ async def test_a_page_that_is_left_at_any_event_and_loaded_again_goes_on(node: C
             agent.gate = anyio.Event()
             if events >= EVENTS_BEFORE:
                 agent.gate.set()
-            await talk.open("b", resumes=True, messages=await talk.transcript())
-            for after in (events, 0, 0, 0, 0):
-                await talk.client.do("cut", "b", events=after)
-            await talk.send(f"left after {events}", "b")
-            while len((await talk.client.do("show", "b"))["statuses"]) < 2:
-                pass
-            await talk.client.do("leave", "b")
-            saved = (await talk.done("b"))["saved"]
-            await talk.open("c", resumes=True, **saved)
+            saved = await left_and_loaded_again(talk, events)
             await talk.client.do("connect", "c")
             agent.gate.set()
             shown = await talk.done("c")
@@ -287,15 +293,7 @@ async def test_a_page_that_is_cut_again_before_anything_new_has_come_goes_on(nod
     async with talking(node, agent) as talk:
         for events in range(1, EVENTS_BEFORE):
             agent.gate = anyio.Event()
-            await talk.open("b", resumes=True, messages=await talk.transcript())
-            for after in (events, 0, 0, 0, 0):
-                await talk.client.do("cut", "b", events=after)
-            await talk.send(f"left after {events}", "b")
-            while len((await talk.client.do("show", "b"))["statuses"]) < 2:
-                pass
-            await talk.client.do("leave", "b")
-            saved = (await talk.done("b"))["saved"]
-            await talk.open("c", resumes=True, **saved)
+            saved = await left_and_loaded_again(talk, events)
             for after in (1, 2, 1):
                 await talk.client.do("cut", "c", events=after)
             await talk.client.do("connect", "c")

@@ -9,9 +9,8 @@ import anyio
 import pytest
 from starlette.types import Message, Scope
 
-from tests.actors.conversations.worlds import HeldAgent
+from tests.actors.conversations.worlds import HeldAgent, write_log
 from turnkeeper.actors import Conversations, SQLiteJournal, gateway
-from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import UserMessageEvent
 
 from .worlds import BOUND_S
@@ -28,13 +27,7 @@ async def path(tmp_path: Path) -> Path:
     path = tmp_path / "chats.db"
     async with SQLiteJournal(path, synchronous="NORMAL") as journal:
         events = [UserMessageEvent(content=f"{number:02d}" * (EVENT // 2)) for number in range(12)]
-        await journal.append(
-            "c",
-            [encode_record(event) for event in events],
-            epoch=(await journal.claim("c")).epoch,
-            expected_seq=1,
-            is_unfinished=False,
-        )
+        await write_log(journal, "c", events)
     return path
 
 

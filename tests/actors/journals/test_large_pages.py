@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.actors.conversations.worlds import HeldAgent
-from turnkeeper.actors import Conversations, Journal, MemoryJournal, SQLiteJournal
+from tests.actors.conversations.worlds import HeldAgent, write_log
+from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal
 from turnkeeper.actors.core.limits import Limits
-from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.core.working_state import ConversationSettings, WorkingState
 from turnkeeper.actors.events import (
     ConfirmationGivenEvent,
@@ -37,21 +36,11 @@ def large(size: int = READ_BYTES + 1) -> Event:
     return UserMessageEvent(content="x" * size)
 
 
-async def write(journal: Journal, events: Sequence[Event]) -> None:
-    await journal.append(
-        "c",
-        [encode_record(event) for event in events],
-        epoch=(await journal.claim("c")).epoch,
-        expected_seq=1,
-        is_unfinished=False,
-    )
-
-
 async def test_a_reader_of_large_events_ends_at_the_end_of_the_log() -> None:
     """The last one fills a page alone, and the event before it is read with it."""
     events = [large(), large(), large(), UserMessageEvent(content="small"), large()]
     async with MemoryJournal() as journal:
-        await write(journal, events)
+        await write_log(journal, "c", events)
         async with Conversations(HeldAgent(), journal=journal) as conversations:
             seen = [logged async for logged in conversations["c"].events(live=False)]
 
@@ -73,7 +62,7 @@ async def test_a_reader_holds_little_more_than_one_large_event(tmp_path: Path) -
     ]
     path = tmp_path / "chats.db"
     async with SQLiteJournal(path) as journal:
-        await write(journal, events)
+        await write_log(journal, "c", events)
     async with Conversations(HeldAgent(), journal=SQLiteJournal(path)) as opened:
         reader = opened["c"].events(live=False)
         held = [sum(len(record.payload) for record in reader._log.page) async for _ in reader]
@@ -93,7 +82,7 @@ async def test_a_page_of_usual_events_is_read_at_once(tmp_path: Path) -> None:
 
     path = tmp_path / "chats.db"
     async with SQLiteJournal(path) as journal:
-        await write(journal, [large(1_500) for _ in range(600)])
+        await write_log(journal, "c", [large(1_500) for _ in range(600)])
     async with Conversations(HeldAgent(), journal=Counting(path)) as opened:
         async for _ in opened["c"].events(live=False):
             pass
@@ -105,7 +94,7 @@ async def test_the_answers_of_calls_are_found_behind_large_events() -> None:
     asked = ConfirmationRequestedEvent(tool_call_ids=("call",))
     given = ConfirmationGivenEvent(confirmed=True)
     async with MemoryJournal() as journal:
-        await write(journal, [large(), large(), large(), asked, given])
+        await write_log(journal, "c", [large(), large(), large(), asked, given])
         working = WorkingState("c", 1, ConversationSettings())
 
         found = await look_ups._find_given(LoggedEvent(5, given), working, journal)
@@ -185,7 +174,7 @@ async def test_a_repair_holds_a_row_of_a_file_and_not_hundreds(path: Path) -> No
 
 async def test_an_import_of_large_events_can_be_repeated() -> None:
     async with MemoryJournal() as first, MemoryJournal() as second:
-        await write(first, [large(READ_BYTES * 3 // 4) for _ in range(3)])
+        await write_log(first, "c", [large(READ_BYTES * 3 // 4) for _ in range(3)])
         lines = [line async for line in export_lines(first)]
 
         await import_lines(second, lines)
