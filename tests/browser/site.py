@@ -114,9 +114,12 @@ async def site(
                 await story.write(journal)
             if prepare is not None:
                 await prepare(journal)
-    with anyio.fail_after(600):
+    with anyio.fail_after(1_800):
         async with Conversations(
-            agent or held, journal=journal, recover="on_message" if read_only else "on_enter"
+            agent or held,
+            journal=journal,
+            recover="on_message" if read_only else "on_enter",
+            idle_s=None,  # however long the pages take, the runtime's page shows all actors
         ) as conversations:
             app = gateway.app(
                 conversations, limits=LIMITS, read_only=read_only, authenticate=authenticate

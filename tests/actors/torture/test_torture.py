@@ -101,8 +101,17 @@ async def test_the_time_of_a_run_begins_when_its_servers_are_up() -> None:
 
 # --- that it bites -------------------------------------------------------------------------------
 
-GIVE_UP_S = 3.0
-"""Some faults have no end: this bounds how long one is waited for."""
+ENDLESS = {
+    "some messages in the queue get no turn",
+    "the chat's stream does not finish",
+    "a run does not finish",
+}
+"""With these faults an answer never comes; the first attempt shows each of them."""
+
+
+def give_up_s(fault: str) -> float | None:
+    """Return how long to wait for an answer; beside a heavy load one took above three seconds."""
+    return 3.0 if fault in ENDLESS else None
 
 
 @pytest.fixture
@@ -117,7 +126,7 @@ def _waits_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_faulty_agent_is_found_out(fault: str) -> None:
     make, expected = AGENTS[fault]
 
-    verdict = await tortured(make(), give_up_s=GIVE_UP_S)
+    verdict = await tortured(make())
 
     assert expected in [finding.fault for finding in verdict.findings]
 
@@ -129,7 +138,7 @@ async def test_a_fault_on_the_wire_is_found_out(fault: str) -> None:
     _, expected, protocol = WIRES[fault]
     plan = Plan(seed=5, users=5, messages=8, protocols=(cast("Protocol", protocol),))
 
-    verdict = await tortured(echo(), plan, fault=fault, give_up_s=GIVE_UP_S)
+    verdict = await tortured(echo(), plan, fault=fault, give_up_s=give_up_s(fault))
 
     assert expected in [finding.fault for finding in verdict.findings]
 
@@ -147,7 +156,7 @@ async def test_a_fault_in_the_engine_is_found_out(
     found: list[str] = []
     for seed in range(5, 11):
         plan = Plan(seed=seed, users=5, messages=8)
-        verdict = await tortured(echo(), plan, give_up_s=GIVE_UP_S)
+        verdict = await tortured(echo(), plan, give_up_s=give_up_s(fault))
         if found := [finding.fault for finding in verdict.findings]:
             break
 
