@@ -34,8 +34,10 @@ class LiveAnswer:
         self.after = after
         """The end of the log when it began: its pieces come after the event at this seq."""
         self.head = after
-        """The seq of the newest event that its owner has published. A reader that is beyond it gets
-        no piece: the journal may have the event that ends the answer already."""
+        """The seq of the newest event that its owner has published. A reader that is before it gets
+        that event first: else pieces that come fast would keep it from the events until the answer
+        is over. One that is beyond it gets no piece: the journal may have the event that ends the
+        answer already."""
         self.is_over = False
         """True if no more pieces of it come."""
         self.last: float = inf
@@ -150,7 +152,7 @@ class PieceCursor:
                     if not self.answers:
                         return None
                     continue
-            elif taken == written or seq > answer.head:
+            elif taken == written or seq != answer.head:
                 return None  # most often: it has yielded all that is written so far
             if answer.after > seq:
                 return None

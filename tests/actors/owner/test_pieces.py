@@ -7,7 +7,7 @@ behind and catch up. Every reader's items are then held against what the agent w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -467,6 +467,39 @@ async def test_who_reads_the_journal_gets_the_last_pieces_before_the_answer(*, l
 
     pieces, end = (["a"], "interrupted") if loses else (["a", "�"], "completed")
     assert items == ["started", "u:A", *pieces, "a:a�", end]
+
+
+async def test_events_come_between_pieces_that_are_always_there() -> None:
+    """A model is often faster than a client reads, and another user's message waits meanwhile."""
+    writing: list[Callable[[str], Awaitable[None]]] = []
+    has_begun = anyio.Event()
+
+    @agent
+    async def writes(turn: TurnContext) -> None:
+        writing.append(turn.writer())
+        has_begun.set()
+        await anyio.sleep_forever()
+
+    items: list[str] = []
+    async with Conversations(writes, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await has_begun.wait()
+        (write,) = writing
+        reader = chat.follow()
+
+        async def read() -> None:
+            await write("w")  # so that a piece is there, whenever the reader asks
+            item = await anext(reader)
+            items.append(item.text if isinstance(item, TextDelta) else brief(item.event))
+
+        for _ in range(4):
+            await read()
+        await chat.send("B")
+        for _ in range(2):
+            await read()
+
+    assert items == ["started", "u:A", "www", "w", "queued:B", "ww"]
 
 
 async def test_who_begins_after_an_answer_in_the_journal_gets_no_pieces_of_it() -> None:
