@@ -247,8 +247,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._log.note(Signal.LOOK)
         self._wake()
 
-    def look_for(self, seq: int) -> None:
-        """Look at the journal if the event at `seq` was not yielded yet, or let the leader look."""
+    def look_for(self, seq: float) -> None:
+        """Look at the journal, or let the leader look, unless the event at `seq` was yielded.
+
+        Always, if `seq` is infinite.
+        """
         leader = self._others.leaders.at(self.place) if self.is_waiting else None
         if self._log.seq < seq and (leader is None or leader is self):
             self.look()
@@ -312,9 +315,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
             state = log.state
             if state is DELETED:
                 raise ConversationDeleted(self._conversation_id)
+            # A reader that is behind looks first: the pieces may be of a log that was begun anew.
             if (
                 pieces is not None
                 and pieces.answers
+                and (state is not BEHIND or log.page)
                 and (piece := pieces.take_due(log.seq, pieces_of)) is not None
             ):
                 return piece

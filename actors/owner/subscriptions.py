@@ -174,9 +174,15 @@ class Subscriptions:
             reader.look_for(seq)
 
     def drop_relayed(self, conversation_id: str) -> None:
-        """Void the answer that another process was writing: it cannot be heard any more."""
+        """Void the answer that another process was writing: it cannot be heard any more.
+
+        It may have deleted the log. Readers look, so that the next process that is heard gives them
+        no pieces of another log.
+        """
         if conversation_id not in self._owned:
             self._void_answer(conversation_id)
+            for reader in self._live(conversation_id):
+                reader.look_for(inf)
 
     def note_heard(self, conversation_id: str, *, is_heard: bool) -> None:
         """Note whether the process that owns the conversation can be heard."""

@@ -377,3 +377,25 @@ async def test_all_readers_find_the_deletion_that_one_has_found_for_them() -> No
             journal.read_gate.set()
             await settle()
             assert [each.found for each in found] == [[1, "deleted"]] * 3
+
+
+@pytest.mark.parametrize("owner", ["here", "elsewhere"])
+async def test_a_reader_gets_no_piece_of_the_log_that_was_begun_anew(owner: str) -> None:
+    """Though that log is as long as the reader's was, and no event comes while it is answered."""
+    async with CountingJournal() as journal:
+        await journal.write(said())
+        readers = Subscriptions(journal)
+        reader = readers.read("c", after=0, live=True, pieces=True)
+        async with following([reader]) as (follower,):
+            journal.gate = anyio.Event()
+            await journal.begin_anew()
+            await journal.write(event := said("anew"))
+            piece = TextDelta(4, "turn", 0, 1, 0, "anew, too")
+            if owner == "here":
+                readers.owner_began("c", Owner(), (1, event.id))
+                readers.publish_piece("c", piece, 1)
+            else:
+                readers.drop_relayed("c")
+                readers.relay_piece("c", piece, 1)
+            await settle()
+            assert follower.found == [1, "deleted"]
