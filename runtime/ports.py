@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Protocol, TypeVar
+from weakref import WeakSet
 
 import anyio
 
@@ -34,11 +35,28 @@ _VERSION_AND_VARIANT = 0x7 << 76 | 0b10 << 62
 _groups_of = itemgetter(slice(8), slice(8, 12), slice(12, 16), slice(16, 20), slice(20, 32))
 """Returns the groups of digits of a UUID."""
 
-# The system's generator costs ten times as much, for a quality that ids do not need. A forked
-# child must not continue its parent's sequence.
-_random_bits = random.Random()
+# A forked child must not continue its parent's sequences: two children that enter a journal made
+# before the fork, as a server's preloaded workers do, would draw the same number for its node.
+_generators: WeakSet[random.Random] = WeakSet()
+
+
+def _seed_anew() -> None:
+    for generator in _generators:
+        generator.seed()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_random_bits.seed)
+    os.register_at_fork(after_in_child=_seed_anew)
+
+
+def _make_generator() -> random.Random:
+    generator = random.Random()
+    _generators.add(generator)
+    return generator
+
+
+# The system's generator costs ten times as much, for a quality that ids do not need.
+_random_bits = _make_generator()
 
 
 class Ids:
@@ -181,8 +199,9 @@ class Ports:
     ids: Ids = field(default_factory=Ids)
     """The source of every id."""
 
-    random: random.Random = field(default_factory=random.Random)
-    """The source of every random number (jitter, sampling)."""
+    random: random.Random = field(default_factory=_make_generator)
+    """The source of every random number (jitter, sampling). In a forked process the default begins
+    a new sequence."""
 
     start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread
     """Run a function in a daemon thread of that name; leaving the program never waits for it."""

@@ -21,9 +21,7 @@ what is left. Deleting puts text out of reach; autovacuum removes it from the se
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -53,7 +51,7 @@ from ...journal import (
     SearchQuery,
 )
 from ...values.text import check_text
-from ..shared.database_journal import DatabaseJournal, sorted_by_id
+from ..shared.database_journal import DatabaseJournal, process_name, sorted_by_id
 from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch, mark_of
@@ -155,7 +153,7 @@ class PostgresJournal(DatabaseJournal):
         self._schema = schema
         self._is_read_only = read_only
         self._is_searching = search
-        self._address = address or f"process {os.getpid()} on {socket.gethostname()}"
+        self._address = address
         self._lease_s = lease_s
         self._tcp_timeout_s = tcp_timeout_s
         self._stop_wait_s = stop_wait_s
@@ -508,7 +506,7 @@ class PostgresJournal(DatabaseJournal):
             # A renewal that is not answered is sent again on another connection in time.
             partial(self._connect, answer_s=self._lease_s / RENEWALS_PER_LEASE),
             node=self._ports.random.getrandbits(62),
-            address=self._address,
+            address=self._address or process_name(),
             lease_s=self._lease_s,
             ports=self._ports,
             on_notify=self._hear,

@@ -7,6 +7,8 @@ and waiting.
 
 from __future__ import annotations
 
+import os
+import socket
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -28,7 +30,7 @@ from .append_rules import Append
 from .job_thread import Job
 from .limits import check_asked, check_page, check_snapshot, checked_rejections
 
-__all__ = ["DatabaseJournal", "LogReader", "LogWriter", "sorted_by_id"]
+__all__ = ["DatabaseJournal", "LogReader", "LogWriter", "process_name", "sorted_by_id"]
 
 T = TypeVar("T")
 
@@ -54,6 +56,14 @@ class LogWriter(Protocol):
     def reject(self, name: str, rejections: Sequence[Rejection], epoch: int, /) -> None: ...
     def write_listing(self, name: str, listing: Listing, epoch: int, /) -> None: ...
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int, /) -> None: ...
+
+
+def process_name() -> str:
+    """Return the name of this process in the errors of others, if it was given no address.
+
+    Asked for when a journal is entered: it may have been made before the process was forked.
+    """
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 _SORTED_AT_ONCE = 10_000  # some milliseconds

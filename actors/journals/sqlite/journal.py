@@ -17,8 +17,6 @@ machines. A crash leaves the file as of some commit; opening it again needs no r
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -49,7 +47,7 @@ from ...journal import (
     SearchPage,
     SearchQuery,
 )
-from ..shared.database_journal import DatabaseJournal, sorted_by_id
+from ..shared.database_journal import DatabaseJournal, process_name, sorted_by_id
 from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch
@@ -177,7 +175,7 @@ class SQLiteJournal(DatabaseJournal):
         self._is_takeover = takeover
         self._is_searching = search
         self._synchronous: Synchronous = synchronous
-        self._owner = address or f"process {os.getpid()} on {socket.gethostname()}"
+        self._address = address
         self._owner_wait_s = owner_wait_s
         self._busy_wait_s = busy_wait_s
         self._answer_wait_s = answer_wait_s
@@ -186,7 +184,7 @@ class SQLiteJournal(DatabaseJournal):
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
         self._failpoint = failpoint
-        self._lock = OwnerLock(self._path, self._owner)
+        self._lock = OwnerLock(self._path, address or "")
         # Set once, by the writing thread.
         self._closed_by: Exception | None = None
         self._on_lease_loss: Callable[[], None] = _ignore
@@ -236,6 +234,7 @@ class SQLiteJournal(DatabaseJournal):
         await self._leave()
 
     async def _own(self) -> None:
+        self._lock.owner = self._address or process_name()
         await self._acquire()
         self._closed_by = None
         await self._writer.start()
@@ -475,7 +474,7 @@ class SQLiteJournal(DatabaseJournal):
             return SQLiteWriter(
                 connection,
                 path=self._path,
-                owner=self._owner,
+                owner=self._lock.owner,
                 ports=self._ports,
                 failpoint=self._failpoint,
                 tails_max=self._active_conversations_max,

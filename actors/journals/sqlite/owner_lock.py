@@ -57,7 +57,8 @@ class OwnerLock:
     def __init__(self, path: Path, owner: str) -> None:
         self._owned = path
         self._sidecar = Path(f"{path}-owner")
-        self._owner = owner
+        self.owner = owner
+        """The name that other processes read while this one has the lock."""
         self._descriptor: int | None = None
 
     def try_acquire(self) -> None:
@@ -159,7 +160,7 @@ class OwnerLock:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
-            os.write(descriptor, _BEGIN + json.dumps(self._owner).encode() + b"}")
+            os.write(descriptor, _BEGIN + json.dumps(self.owner).encode() + b"}")
 
     def _open(self, sidecar: Path) -> int:
         try:
