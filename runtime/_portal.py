@@ -297,5 +297,6 @@ class Portal:
     @staticmethod
     def _gone() -> Unavailable:
         return Unavailable(
-            "call through the portal failed: the runtime has been left; try elsewhere"
+            "call through the portal failed: the runtime has been left, or runs in the process "
+            "from which this one was forked; try elsewhere"
         )

@@ -124,3 +124,127 @@ def test_the_error_of_a_second_worker_names_the_process_that_has_entered_the_fil
     owner, _ = entered.split()
     assert rival.startswith("rival OwnedElsewhere")
     assert f"process {owner} on" in rival
+
+
+SAME_FILE = """
+from turnkeeper.actors import SQLiteJournal
+
+async def enter(read_only):
+    async with SQLiteJournal(sys.argv[1], read_only=read_only, takeover=not read_only):
+        return "entered"
+
+def enter_in_child(name, read_only=False, after=None):
+    def enter_it():
+        after is None or os.read(after, 1)
+        return anyio.run(enter, read_only)
+
+    return in_child(name, enter_it)
+
+def fork_all(wait):
+    ended(enter_in_child("writer"))
+    ended(enter_in_child("reader", read_only=True))
+    return enter_in_child("late", after=wait)
+
+async def main():
+    wait, left = os.pipe()
+    async with SQLiteJournal(sys.argv[1]):
+        late = await anyio.to_thread.run_sync(fork_all, wait)
+    os.write(left, b"x")
+    ended(late)
+
+anyio.run(main)
+ended(enter_in_child("after"))
+"""
+
+
+def test_a_file_that_was_open_at_the_fork_is_refused_in_the_child(tmp_path: Path) -> None:
+    """SQLite there believes to have its parent's locks, and would take none.
+
+    Once the parent has closed the file, a program that reads it would delete the write-ahead log to
+    which the child writes.
+    """
+    lines = dict(line.split(" ", 1) for line in run(SAME_FILE, str(tmp_path / "chats.db")))
+
+    for name in ("writer", "reader", "late"):
+        assert lines[name].startswith("JournalRefused"), lines
+        assert "was open when this process was forked" in lines[name]
+    assert lines["after"] == "entered", "it was closed before this fork"
+
+
+STATES = """
+from turnkeeper.actors import ConversationState
+from turnkeeper.actors.events import UserMessageEvent
+
+def make(name, folder=sys.argv[1]):
+    return ConversationState(persistence_dir=folder, conversation_id=name)
+
+def append(state, text):
+    return state.append_event(UserMessageEvent(content=text)).seq
+
+def close_and_make_another():
+    state.close()
+    with make("c", sys.argv[2]) as other:
+        return append(other, "in another file")
+
+state = make("c")
+append(state, "before")
+ended(in_child("append", lambda: append(state, "in the child")))
+ended(in_child("read", lambda: list(state.events)))
+ended(in_child("same", lambda: append(make("d"), "in the same file")))
+ended(in_child("other", close_and_make_another))
+print("parent", append(state, "after"))
+state.close()
+ended(in_child("closed", lambda: append(make("c"), "in the child")))
+"""
+
+
+def test_a_state_of_the_parent_process_is_refused_in_the_child_and_does_not_hang(
+    tmp_path: Path,
+) -> None:
+    folders = (str(tmp_path / "states"), str(tmp_path / "other"))
+    lines = dict(line.split(" ", 1) for line in run(STATES, *folders))
+
+    for name in ("append", "read"):
+        assert lines[name].startswith("JournalRefused"), lines
+        assert "open the state after the fork" in lines[name]
+    assert "was open when this process was forked" in lines["same"]
+    assert (lines["other"], lines["parent"], lines["closed"]) == ("1", "2", "3")
+
+
+PORTAL = """
+from dataclasses import dataclass
+from turnkeeper.runtime import Actor, Message, Runtime
+
+@dataclass(frozen=True)
+class Count(Message[int]):
+    pass
+
+class Counter(Actor[Count]):
+    seen = 0
+
+    async def receive(self, message):
+        self.seen += 1
+        return self.seen
+
+async def main():
+    async with Runtime() as runtime:
+        counter = runtime.spawn(Counter, name="counter")
+        portal = runtime.portal()
+
+        def ask():
+            ended(in_child("child", lambda: portal.ask(counter, Count())))
+            print("parent", portal.ask(counter, Count()), flush=True)
+
+        await anyio.to_thread.run_sync(ask)
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_call_through_the_portal_is_refused_in_the_child_and_does_not_hang(backend: str) -> None:
+    child, parent = run(PORTAL, backend)
+
+    assert child.startswith("child Unavailable"), child
+    assert "from which this one was forked" in child
+    assert parent == "parent 1"

@@ -23,6 +23,7 @@ from typing import Literal
 
 from ...errors import InvalidInput, JournalRefused, JournalUnavailable
 from ...values.type_names import a_type
+from .forked import KnownConnection, note, refuse_inherited
 from .wal import LogStamp, fits, has_lost_commits, is_stamped, log_salt
 
 Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
@@ -536,11 +537,18 @@ def _connect(
         raise JournalRefused(
             f"this Python has SQLite {sqlite3.sqlite_version}; the journal needs 3.38 or later"
         )
+    if not is_immutable:
+        refuse_inherited(path)
     uri = f"{path.absolute().as_uri()}?mode={mode}{'&immutable=1' if is_immutable else ''}"
     try:
-        return sqlite3.connect(uri, uri=True, timeout=busy_wait_s, isolation_level=None)
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=busy_wait_s, isolation_level=None, factory=KnownConnection
+        )
     except sqlite3.Error as error:
         raise refusal(path, error) from error
+    if not is_immutable:
+        note(connection, path)
+    return connection
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> int:

@@ -16,6 +16,7 @@ in a daemon thread, which all states over that file in this process share.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -462,12 +463,24 @@ _in_use: dict[Path, _SharedJournal] = {}
 _in_use_lock = threading.Lock()
 
 
+def _begin_anew() -> None:
+    """Forget the files of the parent process, in a forked one: their threads are not in it."""
+    global _in_use_lock  # noqa: PLW0603 - a thread of the parent's may hold the other one
+    _in_use.clear()
+    _in_use_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
 class _SharedJournal:
     """One journal file, with the event loop that it lives in."""
 
     def __init__(self, path: Path, ports: Ports) -> None:
         self.users: set[object] = set()
         self._path = path
+        self._process = os.getpid()
         self._ports = ports
         self._journal: SQLiteJournal | None = None
         self._is_writing = False
@@ -492,7 +505,16 @@ class _SharedJournal:
             )
 
     def call(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool = False) -> T:
-        """Return the journal's answer, after opening the journal (for writing) if necessary."""
+        """Return the journal's answer, after opening the journal (for writing) if necessary.
+
+        Raises `JournalRefused` in a forked process.
+        """
+        if os.getpid() != self._process:
+            raise JournalRefused(
+                f"{self._path} was opened in process {self._process}, and this is process "
+                f"{os.getpid()}: its thread does not live on in a forked process; nothing was read "
+                "or written; open the state after the fork"
+            )
         try:
             return self._calls.call(lambda: self._ask(ask, writes=writes), _CALL_WAIT_S)
         except NoAnswer:
