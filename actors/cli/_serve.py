@@ -374,6 +374,8 @@ def token(
             f"--scopes {scopes!r} has an unknown scope; give some of {', '.join(_SCOPES)}, "
             "separated by commas",
         )
+    if sys.stdout is None:
+        fail(UNUSABLE, "standard output is closed, so no token can be shown; none was made")
     made = base64.urlsafe_b64encode(os.urandom(32)).decode().rstrip("=")
     line = f"{hashlib.sha256(made.encode()).hexdigest()} {principal} {scopes}\n"
     try:

@@ -231,6 +231,18 @@ def test_a_token_that_cannot_be_shown_lets_no_one_in(
     assert file.read_text() == ""
 
 
+def test_no_token_is_made_if_standard_output_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Printing to none raises no error, so the hash of a token that was not shown got in."""
+    file = tmp_path / "tokens.txt"
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", None)  # as Python has it then
+        with pytest.raises(typer.Exit, match="2"):
+            token("alice", file=file)
+    assert not file.exists()
+
+
 def test_a_token_whose_hash_cannot_be_written_is_said_to_be_of_no_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
