@@ -4,6 +4,10 @@ The writer owns the guard. It calls `check` between transactions, before a group
 once a second, and checks once more on leaving. If a file is deleted or replaced while it is open,
 SQLite goes on writing the open file without an error, and all further commits would be lost. With
 the guard, at most the commits of one second are acknowledged into such a file.
+
+The log's index (`-shm`) counts as one of the files. If it is deleted, other programs make another
+one, which the writer does not know: they see nothing of what it writes from then on, and a program
+that copies the log into the file by such an index writes the wrong pages.
 """
 
 from __future__ import annotations
@@ -50,12 +54,12 @@ class FileGuard:
                 raise
 
     def refuse_if_moved(self) -> None:
-        """Raise `JournalRefused` if the file or its log is no longer in its place."""
+        """Raise `JournalRefused` if the file, its log or the log's index is not in its place."""
         if self._look() != self._files:
             raise JournalRefused(
-                f"{self._path}, or its write-ahead log, was deleted or replaced while it was open; "
-                "commits of the last second may be lost with it; put the files back, or restore "
-                "a backup"
+                f"{self._path}, its write-ahead log, or the index of that (-shm) was deleted or "
+                "replaced while it was open; commits of the last second may be lost with it; end "
+                "all programs that have it open, then put the files back, or restore a backup"
             )
 
     def erase(self) -> bool:
@@ -111,7 +115,7 @@ class FileGuard:
             raise
 
     def _look(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_identity(Path(f"{self._path}{end}")) for end in ("", "-wal"))
+        return tuple(_identity(Path(f"{self._path}{end}")) for end in ("", "-wal", "-shm"))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """One file, one log: links, files that vanish, logs that are another file's, readers in the way."""
 
-# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+# ruff: noqa: ASYNC220, ASYNC240 - the files of a test are small, and its loop has nothing else to do
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import resource
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -191,7 +193,7 @@ async def test_a_lock_that_was_not_written_whole_is_no_other_program_s(
 # --- under its owner ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", ["", "-wal"])
+@pytest.mark.parametrize("lost", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 async def test_a_file_that_vanishes_under_its_owner_closes_it_for_writing(
     path: Path, lost: str, is_replaced: bool
@@ -213,10 +215,51 @@ async def test_a_file_that_vanishes_under_its_owner_closes_it_for_writing(
         assert not journal.is_lease_valid()
 
     # Its log was left as it was, so the next start does not begin anew without a word.
-    assert Path(f"{path}-wal").exists() == (is_replaced or not lost)
+    assert Path(f"{path}-wal").exists() == (is_replaced or lost != "-wal")
     if not lost and not is_replaced:
         with pytest.raises(JournalRefused, match="write-ahead log of one"):
             await write(path, "e3")
+
+
+COPYING = """
+import sqlite3, sys
+
+beside = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in ("SELECT count(*) FROM event", "PRAGMA wal_checkpoint"):
+    beside.execute(statement).fetchone()
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+async def test_a_program_that_makes_a_new_index_of_the_log_cannot_damage_the_file(
+    path: Path,
+) -> None:
+    """As a replicator, if a clean-up job has deleted the index: it does not see later commits.
+
+    The writer went on, and began its log anew; then the program copied parts of later commits to
+    the places that the index names.
+    """
+    clock = Clock()
+    async with SQLiteJournal(path, ports=Ports(monotonic=clock)) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        Path(f"{path}-shm").unlink()
+        with subprocess.Popen(
+            [sys.executable, "-c", COPYING, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as copying:
+            assert copying.stdout is not None
+            assert copying.stdout.readline() == "done\n"
+            for seq in range(2, 300):
+                clock.now += 1
+                with suppress(JournalUnavailable):
+                    await append(journal, "c", claim, seq, f"e{seq}")
+            copying.communicate("\n")
+    assert not verify(path).problems
+    assert await ids(path) == ["e1"]
 
 
 async def test_a_file_that_vanishes_in_the_last_second_is_told_on_leaving(
