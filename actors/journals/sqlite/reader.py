@@ -49,7 +49,6 @@ from .misreads import refuse_unreadable, unless_misread
 from .owner_lock import OwnerLock
 from .schema import (
     LISTING_VERSION,
-    SCHEMA_VERSION,
     SEARCH_VERSION,
     is_damage,
     open_for_reading,
@@ -234,8 +233,11 @@ class SQLiteReader:
         self._state = state
 
     def _is_migrated(self) -> bool:
-        """Return True if the file has a newer schema now than when the connection was made."""
-        return self._opened_version < SCHEMA_VERSION and self._version != self._opened_version
+        """Return True if the file has a newer schema now than when the connection was made.
+
+        It may be newer than this code knows: then opening the file again refuses it.
+        """
+        return self._version != self._opened_version
 
     def _look(self) -> tuple[int, ...]:
         """Return a state that changes when a writer opens, closes or writes the file.

@@ -19,7 +19,7 @@ from typing import get_args
 
 import pytest
 
-from turnkeeper.actors.errors import ConversationNotFound
+from turnkeeper.actors.errors import ConversationNotFound, JournalRefused
 from turnkeeper.actors.journal import Listing, ListOrder, ListQuery, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
@@ -135,3 +135,22 @@ async def test_a_reader_of_an_earlier_file_follows_its_migration(
                 )
             (row,) = (await reader.page(ListQuery(9, owner="a", order="activity"))).rows
             assert (row.listing, row.is_stale) == (listings[-1], False)
+
+
+async def test_a_reader_refuses_a_file_that_a_newer_version_migrates_while_it_is_open(
+    tmp_path: Path,
+) -> None:
+    """Only opening had looked: an inspector of before went on to show what it did not know."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        await journal.append(
+            "c", [make_record("e1")], epoch=claim.epoch, expected_seq=1, is_unfinished=False
+        )
+        async with SQLiteJournal(path, read_only=True) as reader:
+            assert await read_all(reader, "c") == ["e1"]
+            with closing(sqlite3.connect(path, isolation_level=None)) as newer:
+                newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+            for _ in range(2):
+                with pytest.raises(JournalRefused, match="use a newer turnkeeper"):
+                    await read_all(reader, "c")
