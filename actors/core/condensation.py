@@ -109,7 +109,8 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
 
     The forgotten events must be one run without gaps in the view, with a manipulation index at
     both ends; none of them may be protected by now; and no event that the condenser was shown may
-    have left the view since.
+    have left the view since. A summary may take the place of a lone summary only if it is shorter:
+    otherwise the condenser, whose need is the same as before, would be asked without end.
     """
     forgotten = frozenset(proposal.forgotten_event_ids)
     if not forgotten:
@@ -130,8 +131,16 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
     for cut in (start, end):
         if cut not in now.manipulation_indices:
             return f"a cut at {cut} would separate events that belong together"
+    first, summary = now[start], proposal.summary
+    if (
+        len(places) == 1
+        and isinstance(first, CondensationSummaryEvent)
+        and summary is not None
+        and len(summary) >= len(first.content)
+    ):
+        return "its summary is no shorter than the summary that it replaces"
     ids = tuple(event.id for event in now[start:end])
-    return CondensationPlan(ids, proposal.summary, None if proposal.summary is None else start)
+    return CondensationPlan(ids, summary, None if summary is None else start)
 
 
 def find_runs(view: View, start: int, end: int) -> Sequence[Sequence[LLMConvertibleEvent]]:

@@ -373,6 +373,23 @@ def test_a_proposal_is_refused_when_anything_that_was_shown_has_left_the_view() 
     assert "left the view" in str(check_proposal(_proposal(log[:2]), shown, now))
 
 
+def test_a_summary_replaces_a_lone_summary_only_if_it_is_shorter() -> None:
+    """Otherwise the need stays as it was, and the condenser is asked without end."""
+    make = Maker()
+    first = make.user()
+    condensed = make.condense(first, summary="They met.", offset=0)
+    view = _view(first, condensed)
+    for summary in ("They met.", "They met again."):
+        assert "no shorter" in str(check_proposal(_proposal(view, summary), view, view))
+    for shorter in ("A talk.", None):
+        assert isinstance(check_proposal(_proposal(view, shorter), view, view), CondensationPlan)
+    other = make.user()  # which is forgotten as well
+    view = _view(first, condensed, other)
+    assert isinstance(
+        check_proposal(_proposal(view, "They met again."), view, view), CondensationPlan
+    )
+
+
 def test_a_proposal_that_would_split_a_call_that_has_begun_meanwhile_is_refused() -> None:
     make = Maker()
     log: list[Event] = [make.user(), make.user()]

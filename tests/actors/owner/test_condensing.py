@@ -20,6 +20,7 @@ from turnkeeper.actors import (
     ModelResponse,
     Proposal,
     RollingCondenser,
+    SummarizingCondenser,
     ToolAgent,
     ToolCall,
     TurnContext,
@@ -162,6 +163,48 @@ async def test_a_long_conversation_is_condensed_and_its_view_is_that_of_its_log(
         assert len(view) < 20
         assert view == View.from_events(events)
         assert view[0].kind == "system_prompt"
+
+
+class NewestOnly:
+    """Summarises all but the newest two events, its own summary among them."""
+
+    def __init__(self, summarize: Callable[[str], Awaitable[str]]) -> None:
+        self.summarize = summarize
+
+    def need(self, view: View) -> Need | None:
+        return "soft" if len(view) > 3 else None
+
+    async def propose(self, view: View, _: Need) -> Proposal | None:
+        forgotten = [event.id for event in view[1:-2]]
+        return Proposal(tuple(forgotten), await self.summarize(""))
+
+
+@pytest.mark.parametrize("is_hard", [True, False])
+async def test_a_condenser_that_cannot_meet_its_limit_rests_until_the_view_changes(
+    is_hard: bool,
+) -> None:
+    """As beside a long system prompt. A summary of its own summary was asked for without end."""
+    asked: list[str] = []
+
+    async def summarize(history: str) -> str:
+        asked.append(history)
+        if len(asked) > 50:
+            await anyio.sleep_forever()
+        return "They said hello to each other."
+
+    journal = MemoryJournal()
+    limit = RollingCondenser(max_tokens=20)
+    condenser = SummarizingCondenser(summarize, limit) if is_hard else NewestOnly(summarize)
+    async with Conversations(
+        HeldAgent(), journal=journal, condenser=condenser, system_prompt="Be kind. " * 20
+    ) as conversations:
+        for n in range(5):
+            await (await conversations["c"].send(f"hello {n}")).reply()
+        await anyio.wait_all_tasks_blocked()
+        events = await events_of(journal, "c")
+
+    assert 0 < len(asked) <= 15
+    assert sum(isinstance(event, CondensationEvent) for event in events) <= len(asked)
 
 
 async def test_a_request_is_answered_by_a_condensation() -> None:
