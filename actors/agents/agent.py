@@ -10,8 +10,8 @@ This module loads no event: a program that only declares its agents starts quick
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -67,7 +67,7 @@ def _can_take(function: Callable[..., object], count: int) -> bool:
     return True
 
 
-AgentFunction: TypeAlias = Callable[["TurnContext"], Awaitable[str | None] | AsyncGenerator[str]]
+AgentFunction: TypeAlias = Callable[["TurnContext"], Awaitable[str | None] | AsyncIterator[str]]
 """An `async def` that takes the turn, and may return the answer or yield it piece by piece."""
 
 
@@ -80,7 +80,7 @@ class FunctionAgent:
     async def run(self, turn: TurnContext) -> None:
         """Run the function; say the text that it returns or yields."""
         answer = self.function(turn)
-        if isinstance(answer, AsyncGenerator):
+        if isinstance(answer, AsyncIterator):
             await turn.stream(_pieces(answer))
             return
         said = await answer
@@ -93,8 +93,8 @@ class FunctionAgent:
             )
 
 
-async def _pieces(answer: AsyncGenerator[str]) -> AsyncGenerator[str]:
-    async with aclosing(answer):
+async def _pieces(answer: AsyncIterator[str]) -> AsyncGenerator[str]:
+    async with aclosing(answer) if isinstance(answer, AsyncGenerator) else nullcontext():
         async for piece in answer:
             if not isinstance(piece, str):
                 raise TypeError(f"the agent yielded {a_type(piece)}; it yields str")

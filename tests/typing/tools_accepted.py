@@ -1,6 +1,6 @@
 """What a user of tools may write; the type checker must find nothing here."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import assert_type
 
 from turnkeeper.actors import (
@@ -12,8 +12,24 @@ from turnkeeper.actors import (
     ToolResult,
     Tools,
     TurnContext,
+    agent,
     tool,
 )
+
+
+@agent
+async def pieces(turn: TurnContext) -> AsyncIterator[str]:
+    yield turn.message.content
+
+
+@agent
+async def generated(turn: TurnContext) -> AsyncGenerator[str, None]:
+    yield turn.message.content
+
+
+@agent
+async def returned(turn: TurnContext) -> str | None:
+    return turn.message.content
 
 
 def plain(at: int) -> str:
