@@ -408,12 +408,13 @@ def _has_what_only_some_read(view: View) -> bool:
 
 def _checked(confirm: ConfirmationPolicy, tools: Tools) -> ConfirmationPolicy:
     """Return the policy; refuse names of no tool, since calls to a misspelt one would just run."""
-    if isinstance(confirm, str):
-        if confirm not in ("never", "always"):
-            raise InvalidInput(f'confirm is {confirm!r}; it takes "never", "always" or tool names')
+    if callable(confirm) or confirm in ("never", "always"):
         return confirm
-    if callable(confirm):
-        return confirm
+    if isinstance(confirm, str) or not isinstance(confirm, Collection):
+        raise InvalidInput(
+            f'confirm is {confirm!r}; it takes "never", "always", a list of tool names, or a '
+            "function"
+        )
     unknown = [name for name in confirm if name not in tools.names]
     if unknown:
         known = ", ".join(tools.names) or "none"
