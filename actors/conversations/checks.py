@@ -115,9 +115,12 @@ def _check_journal(journal: Journal) -> None:
 
 def _check_condenser(condenser: Condenser | None) -> None:
     refuse_class("condenser", condenser)
-    if condenser is not None and not callable(getattr(condenser, "propose", None)):
+    if condenser is None:
+        return
+    if not all(callable(getattr(condenser, name, None)) for name in ("need", "propose")):
         raise InvalidInput(
-            f"condenser is {condenser!r}; it takes a condenser, such as RollingCondenser()"
+            f"condenser is {condenser!r}; it takes a condenser, such as RollingCondenser(), or one "
+            "of your own with the methods `need(view)` and `async propose(view, need)`"
         )
 
 

@@ -24,12 +24,14 @@ from turnkeeper.actors import (
     Event,
     FileContent,
     MemoryJournal,
+    Proposal,
     RollingCondenser,
     ScriptedModel,
     SummarizingCondenser,
     Tool,
     ToolAgent,
     TurnContext,
+    View,
     agent,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
@@ -151,6 +153,13 @@ async def test_invalid_settings_are_refused_before_anything_is_opened() -> None:
         agent(lambda turn: None)  # type: ignore[arg-type,return-value]
 
 
+class ProposesOnly:
+    """A condenser without `need`."""
+
+    async def propose(self, _: View, __: str) -> Proposal | None:
+        return None
+
+
 @pytest.mark.parametrize("journal", ["chats.db", Path("chats.db"), None])
 async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
     journal: object,
@@ -164,7 +173,14 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda what: verified(HeldAgent(), journal=MemoryJournal(), condenser=what), "Rolling"),
+        (
+            lambda what: verified(HeldAgent(), journal=MemoryJournal(), condenser=what),
+            r"Rolling.*`need\(view\)` and `async propose\(view, need\)`",
+        ),
+        (
+            lambda _: verified(HeldAgent(), journal=MemoryJournal(), condenser=ProposesOnly()),  # type: ignore[arg-type]
+            "`need",
+        ),
         (
             lambda _: verified(HeldAgent(), journal=MemoryJournal(), condenser=RollingCondenser),  # type: ignore[arg-type]
             "condenser is the class RollingCondenser; it takes an object of it",
@@ -177,6 +193,10 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
         (SummarizingCondenser, r"`summarizing_condenser\(model, window_tokens=200_000\)`"),
         (MemoryJournal, r"it takes a MemoryStore, .* use SQLiteJournal"),
         (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),
+        # A generator would be used up by the check of its names, and no call would be asked about.
+        (lambda model: ToolAgent(model, confirm=(name for name in ())), "a list of tool names"),  # type: ignore[arg-type]
+        (lambda model: ToolAgent(model, confirm=True), "confirm is True; it takes"),  # type: ignore[arg-type]
+        (lambda model: ToolAgent(model, confirm="add"), "confirm is 'add'; it takes"),
         (lambda model: ToolAgent(model, "read_file"), "tools is 'read_file'; it takes a list"),  # type: ignore[arg-type]
         (lambda what: Tool("add", "Add.", {}, what), "it takes a function"),
         (lambda what: Tool("add", "Add.", what, print), "it takes a mapping"),
