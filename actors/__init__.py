@@ -184,7 +184,7 @@ _PLACE_OF = {
     "tool": "agents.tools",
 }
 # Modules with public names of their own, which this face leaves to them.
-_OTHER_FACES = ("errors", "events", "journal", "models.base", "models.messages")
+_OTHER_FACES = ("errors", "events", "journal", "models.base", "models.messages", "blocking")
 
 
 def __getattr__(name: str) -> object:

@@ -119,11 +119,32 @@ def test_importing_the_runtime_loads_nothing_of_the_actors() -> None:
         ("Claim", "journal"),
         ("ModelUnavailable", "models.base"),
         ("to_llm_messages", "models.messages"),
+        ("Blocking", "blocking"),
     ],
 )
 def test_a_name_of_another_module_is_refused_with_that_module(name: str, module: str) -> None:
     with pytest.raises(ImportError, match=rf"{name} is in turnkeeper\.actors\.{module}$"):
         getattr(turnkeeper.actors, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("Condenser", "actors"),
+        ("View", "actors"),
+        ("InvalidInput", r"actors\.errors"),
+        ("UserMessageEvent", r"actors\.events"),
+        ("Blocking", r"actors\.blocking"),  # and not the port of this name in the runtime
+        ("Stopped", "runtime"),
+    ],
+)
+def test_the_root_says_which_module_has_a_name_that_it_has_not(name: str, module: str) -> None:
+    with pytest.raises(ImportError, match=rf"^{name} is in turnkeeper\.{module}$"):
+        getattr(turnkeeper, name)
+
+
+def test_the_packages_of_the_root_are_imported_from_it_and_load_no_more() -> None:
+    assert "pydantic" not in loaded_by("from turnkeeper import actors, runtime")
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)

@@ -100,10 +100,12 @@ _PLACE_OF = {
     "agent": "actors.agents.agent",
     "tool": "actors.agents.tools",
 }
+# Packages with more public names, which this face leaves to them.
+_FACES = ("actors", "runtime")
 
 
 def __getattr__(name: str) -> object:
-    """Load a name where it is first used."""
+    """Load a name where it is first used. Raises ImportError if another module has it."""
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - slow to load, and seldom asked for
 
@@ -111,6 +113,9 @@ def __getattr__(name: str) -> object:
     elif name in _PLACE_OF:
         value = getattr(import_module(f".{_PLACE_OF[name]}", __name__), name)
     else:
+        for face in () if name.startswith("_") or name in _FACES else _FACES:
+            if hasattr(import_module(f".{face}", __name__), name):
+                raise ImportError(f"{name} is in {__name__}.{face}", name=name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
