@@ -35,6 +35,7 @@ from ..agents.watcher import NoteCall, NoteFailure, NoteResponse, NoteSent
 from ..conversations.conversations import Conversations
 from ..core.commands import Sent
 from ..core.turn_table import RunningTurn
+from ..errors import InvalidInput
 from ..events import (
     ActionEvent,
     LoggedEvent,
@@ -80,7 +81,12 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Report conversations and their runtime to OpenTelemetry; by default, to global providers."""
+    """Report conversations and their runtime to OpenTelemetry; by default, to global providers.
+
+    Call it once for each `Conversations`, before entering it. Raises `InvalidInput`.
+    """
+    if not isinstance(conversations, Conversations):
+        raise InvalidInput(f"instrument takes Conversations, and not {conversations!r}")
     tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider, schema_url=_SCHEMA_URL)
     meter = metrics.get_meter(_NAME, meter_provider=meter_provider, schema_url=_SCHEMA_URL)
     watcher = _OtelWatcher(tracer, meter, meter_provider)

@@ -30,7 +30,7 @@ from turnkeeper.actors import (
     agent,
     tool,
 )
-from turnkeeper.actors.errors import TurnInProgress
+from turnkeeper.actors.errors import InvalidInput, TurnInProgress
 from turnkeeper.actors.integrations.otel import SEMANTIC_CONVENTIONS, instrument
 from turnkeeper.actors.models.base import ModelUnavailable
 from turnkeeper.runtime import Unavailable
@@ -398,3 +398,8 @@ async def test_an_error_of_a_span_processor_costs_no_message_and_no_turn(
         assert await turn.reply() == f"{SECRET} 3"
     assert bool(world.spans("send")) == (at == "end")
     assert world.value("turnkeeper.commit.duration") >= 1
+
+
+def test_what_is_not_conversations_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="instrument takes Conversations, and not"):
+        instrument(HeldAgent())  # type: ignore[arg-type]
