@@ -60,7 +60,8 @@ class ScriptedModel:
         self.requests.append(request)
         await pausing()()
         if self._always is None and not self._replies:
-            raise ModelError("the script", f"it has no reply to request {len(self.requests)}")
+            unanswered = f"its list has no reply to request {len(self.requests)}"
+            raise ModelError("the script", f"{unanswered}; add one, or use a function")
         scripted = self._always or self._replies.popleft()
         reply = scripted(request) if callable(scripted) else scripted
         if inspect.isawaitable(reply):

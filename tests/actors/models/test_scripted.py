@@ -50,7 +50,7 @@ async def test_each_request_gets_the_next_reply_of_the_list() -> None:
     with pytest.raises(ModelUnavailable):
         await model.respond(requests[1], _nothing)
     assert (await model.respond(requests[2], _nothing)).text == "done"
-    with pytest.raises(ModelError, match="no reply to request 4"):
+    with pytest.raises(ModelError, match="no reply to request 4; add one, or use a function"):
         await model.respond(requests[3], _nothing)
     assert model.requests == requests
 
