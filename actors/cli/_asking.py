@@ -42,7 +42,8 @@ __all__ = [
 
 SCHEMA = "turnkeeper"
 """The schema of a journal in a database, by default."""
-_PASSWORD = re.compile("//[^/@]*@")
+# After the user's name, or among the parameters, where `sslpassword` is one, too.
+_PASSWORD = re.compile(r"(?<=//)(?P<user>[^/@:]*):[^/@]*@|(?<=[?&])(ssl)?password=[^&]*&?")
 _PARAMETER = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 Db = Annotated[
@@ -56,7 +57,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before replac
 
 def without_password(db: str) -> str:
     """Return a path, or a URL without its password, so that it may be shown."""
-    return _PASSWORD.sub("//", db)
+    return _PASSWORD.sub(lambda found: "" if found["user"] is None else f"{found['user']}@", db)
 
 
 @contextmanager

@@ -303,7 +303,7 @@ def verify(db: Db, *, schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
         if report.stale:
             say(
                 f"lists show an old state of {many(len(report.stale), 'conversation')}; update "
-                f"them with: turnkeeper reindex {without_password(db)}"
+                f"them with: turnkeeper reindex {quote(without_password(db))}"
             )
     if report.problems:
         raise typer.Exit(BROKEN)

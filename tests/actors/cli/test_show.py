@@ -29,6 +29,7 @@ from turnkeeper.actors import (
     agent,
 )
 from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.cli._asking import without_password
 from turnkeeper.actors.cli._show import said_by
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -317,6 +318,23 @@ def test_showing_takes_no_ownership_and_works_beside_a_writer(db: Path) -> None:
     assert result.exit_code == 0
     assert "On its" in result.stdout
     assert later_epochs == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:secret@db:5432/chats", "postgresql://ann@db:5432/chats"),
+        ("postgresql://ann@db/chats", "postgresql://ann@db/chats"),
+        ("postgresql://:secret@db/chats", "postgresql://@db/chats"),
+        ("postgresql://db/chats?user=ann&password=secret", "postgresql://db/chats?user=ann&"),
+        ("postgresql://db/chats?password=secret&user=ann", "postgresql://db/chats?user=ann"),
+        ("postgresql://db/chats?sslpassword=secret", "postgresql://db/chats?"),
+        ("folder//chats@home.db", "folder//chats@home.db"),
+    ],
+)
+def test_a_url_is_shown_with_its_user_and_without_any_password(url: str, shown: str) -> None:
+    """A command that a message names is to be typed as it is, so it names the user."""
+    assert without_password(url) == shown
 
 
 @pytest.mark.parametrize("as_json", [False, True])
