@@ -291,7 +291,8 @@ def tool(
     parameter. `timeout_s`: seconds until the model is told that the call took too long.
     `idempotent`: the same call may run twice, so a call left open by a crash runs again.
     `risk`: "low", "medium" or "high", or a function of the arguments that returns one of them; it
-    is logged with each call, and `ConfirmRisky` decides by it whether to ask the user.
+    is logged with each call, and `ConfirmRisky` decides by it whether to ask the user. Raises
+    `InvalidInput`.
     """
     make = partial(FunctionTool[P, R_co], timeout_s=timeout_s, idempotent=idempotent, risk=risk)
     return make if function is None else make(function)

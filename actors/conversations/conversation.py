@@ -388,6 +388,9 @@ class Conversation:
     async def at(self, seq: int | None = None) -> Folded:
         """Return the state at `seq`, or at the end of the log. It only reads the log.
 
+        It has the `view`, the `turns`, the `agent_execution_status`, the `metrics`, the `task_list`
+        and the `seq`.
+
         Raises `ConversationNotFound`, `CorruptLog`, `InvalidInput` if the log has no such seq, and
         `JournalUnavailable` if another owner began during each of several readings.
         """

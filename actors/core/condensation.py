@@ -95,13 +95,20 @@ class CondensationPlan:
 
 
 class Condenser(Protocol):
-    """Keeps a view from growing without end."""
+    """Keeps a view from growing without end; one of your own has both methods.
+
+    The owner refuses a proposal that does not hold (`check_proposal`), and asks again when the view
+    has changed. If a method raises, the log gets a `ConversationErrorEvent`.
+    """
 
     def need(self, view: View) -> Need | None:
         """Return the need to condense this view, if any. Pure and cheap: runs after each commit."""
 
     async def propose(self, view: View, need: Need) -> Proposal | None:
-        """Propose events to forget; None: there are none. May await a model, beside the owner."""
+        """Propose events to forget; None: there are none. May await a model, beside the owner.
+
+        It is cancelled after `Conversations(condense_s=…)` seconds, and when the owner ends.
+        """
 
 
 def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPlan | str:
