@@ -26,7 +26,7 @@ from turnkeeper.actors import (
     TurnContext,
     View,
 )
-from turnkeeper.actors.core.condensation import Need
+from turnkeeper.actors.core.condensation import Condenser, Need
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
@@ -174,7 +174,7 @@ class NewestOnly:
     def need(self, view: View) -> Need | None:
         return "soft" if len(view) > 3 else None
 
-    async def propose(self, view: View, _: Need) -> Proposal | None:
+    async def propose(self, view: View, need: Need) -> Proposal | None:
         forgotten = [event.id for event in view[1:-2]]
         return Proposal(tuple(forgotten), await self.summarize(""))
 
@@ -194,7 +194,9 @@ async def test_a_condenser_that_cannot_meet_its_limit_rests_until_the_view_chang
 
     journal = MemoryJournal()
     limit = RollingCondenser(max_tokens=20)
-    condenser = SummarizingCondenser(summarize, limit) if is_hard else NewestOnly(summarize)
+    condenser: Condenser = NewestOnly(summarize)
+    if is_hard:
+        condenser = SummarizingCondenser(summarize, limit)
     async with Conversations(
         HeldAgent(), journal=journal, condenser=condenser, system_prompt="Be kind. " * 20
     ) as conversations:
