@@ -43,6 +43,7 @@ from ._supervision import leaves
 
 if TYPE_CHECKING:
     import trio
+    from anyio._backends._asyncio import TaskState
 
 __all__ = [
     "Bell",
@@ -950,13 +951,16 @@ def open_scopes() -> Callable[[str], None]:
 
 
 def _open_asyncio_scopes() -> Callable[[str], None]:
-    from anyio._backends._asyncio import _task_states as states  # noqa: PLC0415 - see `open_scopes`
-
     task = asyncio.current_task()
     assert task is not None, "scopes are opened in tasks"
+    states = _asyncio_task_states()
+    state = states.get(task)
 
     def newest() -> anyio.CancelScope | None:
-        return None if (state := states.get(task)) is None else state.cancel_scope
+        nonlocal state
+        if state is None:  # anyio gives a task its state with its first scope, for good
+            state = states.get(task)
+        return None if state is None else state.cancel_scope
 
     own = newest()
 
@@ -969,6 +973,14 @@ def _open_asyncio_scopes() -> Callable[[str], None]:
         _log_scopes_left(by)
 
     return leave
+
+
+@cache
+def _asyncio_task_states() -> WeakKeyDictionary[asyncio.Task[Any], TaskState]:
+    """Return the states of tasks that anyio keeps."""
+    from anyio._backends._asyncio import _task_states  # noqa: PLC0415 - see `open_scopes`
+
+    return _task_states
 
 
 def _log_scopes_left(by: str) -> None:
