@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar, overload
 
@@ -76,34 +75,40 @@ class _SharedEvents(IndexedEvents):
     many events as there were when it was taken, so it never sees later ones.
     """
 
-    __slots__ = ("_derived", "_lock")
+    __slots__ = ("_derived",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._derived: dict[Hashable, Derivation[Any]] | None = None
-        self._lock: threading.Lock | None = None
+        self._derived: _Derived | None = None
 
-    @contextmanager
-    def deriving(self) -> Iterator[dict[Hashable, Derivation[Any]]]:
-        """Yield the derivations that readers have asked for, by key, for this thread alone.
+    @property
+    def derived(self) -> _Derived:
+        """What readers have derived from these events.
 
-        The first thread that asks makes the lock and the table: most views are of conversations
-        at rest, and nothing is derived from them. (Any: each key has its own type.)
+        The first thread that asks makes it: most views are of conversations at rest, and nothing is
+        derived from them.
         """
-        with self._lock or self._make_lock():
-            if self._derived is None:
-                self._derived = {}
-            yield self._derived
+        return self._derived or self._make_derived()
 
-    def _make_lock(self) -> threading.Lock:
+    def _make_derived(self) -> _Derived:
         with _first_lock:
-            if self._lock is None:
-                self._lock = threading.Lock()
-            return self._lock
+            if self._derived is None:
+                self._derived = _Derived()
+            return self._derived
+
+
+class _Derived:
+    """The derivations of the views that share their events, by key; for who holds the lock."""
+
+    __slots__ = ("kept", "lock")
+
+    def __init__(self) -> None:
+        self.kept: dict[Hashable, Derivation[Any]] = {}  # Any: each key has its own type
+        self.lock = threading.Lock()
 
 
 _first_lock: Final = threading.Lock()
-"""Held while the lock of a view's derivations is made."""
+"""Held while the derivations of a view get their place."""
 
 
 class View(Sequence[LLMConvertibleEvent]):
@@ -177,10 +182,11 @@ class View(Sequence[LLMConvertibleEvent]):
         asked for it already, it is made afresh for this one.
         """
         shared = self._shared
-        with shared.deriving() as derived:
-            kept: Derivation[T_co] | None = derived.get(key)
+        derived = shared.derived
+        with derived.lock:
+            kept: Derivation[T_co] | None = derived.kept.get(key)
             if kept is None:
-                kept = derived[key] = make()
+                kept = derived.kept[key] = make()
             if kept.length <= self._length:
                 for event in shared[kept.length : self._length]:
                     kept.fold(event)

@@ -329,10 +329,9 @@ def _own_thinking(actions: Sequence[ActionEvent], own: str | None) -> Iterator[T
 
 def _chat_text(text: str) -> FrozenJson:
     """Return this text as the content of a message; split it into parts if it is too long."""
-    pieces = _split(text, _CHAT_LENGTH_MAX)
-    if len(pieces) == 1:
+    if len(text) <= _CHAT_LENGTH_MAX:
         return text
-    return tuple(frozen(type="text", text=piece) for piece in pieces)
+    return tuple(frozen(type="text", text=piece) for piece in _split(text, _CHAT_LENGTH_MAX))
 
 
 def _split(text: str, length_max: int) -> Sequence[str]:
