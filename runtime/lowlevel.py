@@ -7,7 +7,7 @@
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
-   `persist` waits again after such a cancellation.
+   `persist` waits again after such a cancellation. `running_task` tells tasks apart.
    `pausing` returns the cheapest checkpoint of the running loop, and `task_group` opens its
    cheapest group of tasks.
    `closing_scopes` leaves the cancel scopes that other code has left open.
@@ -31,6 +31,7 @@ from ._backend import (
     make_bell,
     pausing,
     persist,
+    running_task,
     task_group,
     thread_caller,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "make_bell",
     "pausing",
     "persist",
+    "running_task",
     "task_group",
     "thread_caller",
 ]

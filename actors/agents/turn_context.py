@@ -185,6 +185,7 @@ class TurnContext:
         self.ports = owner.ports
         self._epoch = epoch
         self._owner = owner
+        self._owner_ref = owner.ref  # made at each look
         self._unstarted = frozenset(unstarted)
         self._is_held = False
         self._asked: StepRequest | None = None
@@ -278,8 +279,10 @@ class TurnContext:
         owner = self._owner
         while True:
             self._check_going_on()
-            if owner.is_step_held and not await owner.ref.ask(BeginStep(self.turn_id, self._epoch)):
-                raise self._held()
+            if owner.is_step_held:
+                begin = BeginStep(self.turn_id, self._epoch)
+                if not await self._owner_ref.ask(begin):
+                    raise self._held()
             condensing = owner.running_condenser()
             if condensing is None or not owner.must_wait_for_condenser():
                 if owner.is_too_long():
@@ -316,7 +319,7 @@ class TurnContext:
         self._asked, self._response_id = request, None
         note = NoteRequest(self.turn_id, self._epoch, request)
         if not self._owner.take_at_once(note):
-            await self._owner.ref.tell(note)
+            await self._owner_ref.tell(note)
 
     async def condense(self) -> bool:
         """Ask for a condensation, because the view is too long for the model, and wait for it.
@@ -401,7 +404,7 @@ class TurnContext:
             stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
             is_first = False
             if not self._owner.take_at_once(stream):
-                await self._owner.ref.tell(stream)
+                await self._owner_ref.tell(stream)
                 # The owner handles it meanwhile. Without this, a source that never waits would come
                 # back each time just before the owner is at rest, and all pieces would be messages.
                 await pause()
@@ -643,7 +646,7 @@ class TurnContext:
 
     async def _ask(self, command: Message[T]) -> T:
         self._check_going_on()
-        return await self._owner.ref.ask(command)
+        return await self._owner_ref.ask(command)
 
     def _held(self) -> TurnSuspended:
         """Note that the turn is held, which ends this run; return the error that says so."""

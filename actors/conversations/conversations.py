@@ -292,13 +292,15 @@ class Conversations:
                 "the conversations were entered with `async with`, which closes them; nothing was "
                 "closed; leave the block, or open them with `start`"
             )
-        from ..owner.wait_graph import turn_of  # as in `__init__`
+        from turnkeeper.runtime.lowlevel import running_task  # as in `__init__`
+
+        from ..owner.wait_graph import turn_of
 
         inside = turn_of.get(None)
         if (
             inside is not None
             and inside.wait_graph is self._setup.wait_graph
-            and inside.task_id == anyio.get_current_task().id
+            and inside.task_id == id(running_task())
             and not inside.is_over
         ):
             raise RuntimeError(

@@ -42,7 +42,7 @@ from turnkeeper.runtime import (
     TurnkeeperError,
     Unavailable,
 )
-from turnkeeper.runtime.lowlevel import closing_scopes, persist
+from turnkeeper.runtime.lowlevel import closing_scopes, persist, running_task
 
 from ..agents.agent import Agent
 from ..agents.turn_context import TurnContext, is_own_failure
@@ -66,6 +66,7 @@ from ..core.commands import (
     Query,
     Recover,
     Stream,
+    TurnAppend,
 )
 from ..core.condensation import Condenser
 from ..core.decide import decide
@@ -131,6 +132,13 @@ Verify = Literal["off", "sampled", "always"]
 
 
 _APPENDS = (Append, AppendAll)
+
+
+def _has_all_its_events(command: Command | Query) -> bool:
+    """True if a command needs no new ids in a log that has begun: its events have theirs."""
+    kind = type(command)
+    return kind in _APPENDS or (kind is TurnAppend and not command.ends)
+
 
 # Commands and queries that neither answer an open call nor need it to be answered.
 _LEAVING_CALLS_OPEN = (
@@ -319,8 +327,7 @@ class ConversationActor(Actor[Command | Query]):
         now = ports.now()
         taken: list[Taken] = []
         for each in deliveries:
-            # An append to a log that has begun needs no new ids: its events have theirs.
-            needs_ids = not (has_begun and type(each.message) in _APPENDS)
+            needs_ids = not (has_begun and _has_all_its_events(each.message))
             taken.append(Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
         return taken
 
@@ -780,7 +787,7 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _run_agent(self, turn: TurnContext, epoch: int, note_failure: NoteFailure) -> None:
         turn_id = turn.turn_id
-        inside = Inside(self._setup.wait_graph, self._conversation_id, anyio.get_current_task().id)
+        inside = Inside(self._setup.wait_graph, self._conversation_id, id(running_task()))
         turn_of.set(inside)
         failure: BaseException | None = None
         end = EndTurn(turn_id, epoch)

@@ -24,7 +24,7 @@ class Inside:
     wait_graph: WaitGraph
     conversation_id: str
     task_id: int = 0
-    """The task that runs the agent, as `anyio` numbers it."""
+    """The `id` of the task that runs the agent; the task itself would be held too long."""
     is_over: bool = False
     """True once the turn has ended: tasks that it left running wait on their own behalf."""
 
