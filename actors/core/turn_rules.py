@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias, TypedDict, TypeGuard, assert_never, get_args
+from typing import Final, Literal, TypeAlias, TypedDict, TypeGuard, assert_never, get_args
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -33,7 +33,6 @@ from ..errors import (
     TurnPaused,
 )
 from ..events import (
-    ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
     CondensationEvent,
@@ -83,6 +82,7 @@ from .commands import (
     Stream,
     TurnAppend,
 )
+from .limits import Limits
 from .status import AgentExecutionStatus
 from .turn_table import KnownMessage, RunningTurn, TurnTable, message_digest
 from .working_state import (
@@ -280,24 +280,25 @@ def _check_limits(working: WorkingState, command: Send) -> None:
     if len(command.content) > limits.content_length_max:
         name, found = working.conversation_id, len(command.content)
         raise ContentTooLong(name, found, limits.content_length_max)
-    try:
-        check_json(
-            command.metadata,
-            depth_max=limits.metadata_depth_max,
-            digits_max=limits.metadata_digits_max,
-        )
-    except InvalidInput as error:
-        error.argument = "metadata"
-        raise
-    # Most messages have none, and `json.dumps` would take as long as all other checks.
-    length = len(json.dumps(command.metadata, ensure_ascii=False)) if command.metadata else 0
-    if length > limits.metadata_length_max:
-        raise MetadataTooLong(working.conversation_id, length, limits.metadata_length_max)
+    if command.metadata:  # most messages have none
+        _check_metadata(working.conversation_id, command.metadata, limits)
     if len(command.files) > limits.files_max:
         raise TooManyFiles(working.conversation_id, len(command.files), limits.files_max)
     for file in command.files:
         if file.size > limits.file_bytes_max:
             raise FileTooLarge(working.conversation_id, file.size, limits.file_bytes_max)
+
+
+def _check_metadata(conversation_id: str, metadata: FrozenObject, limits: Limits) -> None:
+    depth_max, digits_max = limits.metadata_depth_max, limits.metadata_digits_max
+    try:
+        check_json(metadata, depth_max=depth_max, digits_max=digits_max)
+    except InvalidInput as error:
+        error.argument = "metadata"
+        raise
+    length = len(json.dumps(metadata, ensure_ascii=False))
+    if length > limits.metadata_length_max:
+        raise MetadataTooLong(conversation_id, length, limits.metadata_length_max)
 
 
 class _Parts(TypedDict):
@@ -542,6 +543,9 @@ def _suspend(working: WorkingState, running: RunningTurn) -> Decision:
     return Decision(reply=False, is_suspended=True)
 
 
+_SAYING_KINDS: Final = ("agent_message", "action")
+
+
 def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
     running = check_running(draft.working, command.turn_id, command.epoch)
     first = draft.seq + 1
@@ -551,7 +555,7 @@ def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
         draft.add(TurnEndedEvent, turn_id=running.turn_id, outcome="completed")
         return _then_next_queued(draft, reply=logged)
     # The text that came with the calls of a response is in the first of them.
-    says = any(isinstance(event, AgentMessageEvent | ActionEvent) for event in command.events)
+    says = any(event.kind in _SAYING_KINDS for event in command.events)
     return draft.decision(logged, is_answer_over=says, is_suspended=command.suspends)
 
 
