@@ -171,6 +171,41 @@ def test_a_file_that_was_open_at_the_fork_is_refused_in_the_child(tmp_path: Path
     assert lines["after"] == "entered", "it was closed before this fork"
 
 
+CLOSING = """
+import sqlite3
+from pathlib import Path
+from turnkeeper.actors.journals.sqlite.schema import make_file, open_for_reading
+
+path = Path(sys.argv[1])
+
+def open_it():
+    open_for_reading(path, busy_wait_s=0, is_immutable=False).close()
+    return "opened"
+
+async def close_elsewhere(connection):
+    try:
+        await anyio.to_thread.run_sync(connection.close)
+    except sqlite3.ProgrammingError:
+        print("still open", flush=True)
+
+make_file(path)
+connection = open_for_reading(path, busy_wait_s=0, is_immutable=False)
+anyio.run(close_elsewhere, connection)
+ended(in_child("child", open_it))
+connection.close()
+ended(in_child("later", open_it))
+"""
+
+
+def test_a_file_counts_as_open_until_its_connection_is_closed(tmp_path: Path) -> None:
+    """Closing takes a while, in which another thread may fork; here it fails."""
+    told, child, later = run(CLOSING, str(tmp_path / "chats.db"))
+
+    assert told == "still open"
+    assert child.startswith("child JournalRefused"), child
+    assert later == "later opened"
+
+
 STATES = """
 from turnkeeper.actors import ConversationState
 from turnkeeper.actors.events import UserMessageEvent

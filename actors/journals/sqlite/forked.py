@@ -21,8 +21,9 @@ class KnownConnection(sqlite3.Connection):
     """A connection that is in the list until it is closed; `note` adds it."""
 
     def close(self) -> None:
-        _open.pop(self, None)
+        # Closing may copy the log into the file, which takes a while: until then it has its locks.
         super().close()
+        _open.pop(self, None)
 
 
 _open: WeakKeyDictionary[KnownConnection, Path] = WeakKeyDictionary()
