@@ -16,8 +16,8 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from ...errors import JournalRefused
-from .schema import has_no_file_left
+from ...errors import JournalRefused, JournalUnavailable
+from .schema import has_no_file_left, nothing_folded
 from .wal import log_salt
 
 CHECK_INTERVAL_S = 1.0
@@ -55,12 +55,33 @@ class FileGuard:
 
     def refuse_if_moved(self) -> None:
         """Raise `JournalRefused` if the file, its log or the log's index is not in its place."""
-        if self._look() != self._files:
+        found = self._look()
+        if found[:2] != self._files[:2]:
             raise JournalRefused(
-                f"{self._path}, its write-ahead log, or the index of that (-shm) was deleted or "
-                "replaced while it was open; commits of the last second may be lost with it; end "
-                "all programs that have it open, then put the files back, or restore a backup"
+                f"{self._path}, or its write-ahead log, was deleted or replaced while it was open; "
+                "commits of the last second may be lost with it; put the files back, or restore "
+                "a backup"
             )
+        if found != self._files:
+            raise JournalRefused(
+                f"{self._path}-shm, the index of the write-ahead log, was deleted or replaced "
+                "while it was open; commits of the last second may be lost with it; end all "
+                "programs that have the file open, and start again"
+            )
+
+    def close(self) -> None:
+        """Close the connection. If the log's index was lost, the log is left as it is.
+
+        Another program may have emptied the log, or begun it anew, by an index of its own. To copy
+        the log into the file by this index would then damage the file.
+        """
+        with contextlib.ExitStack() as held:
+            # If the lock cannot be had, the connection is closed all the same.
+            with contextlib.suppress(OSError, JournalRefused, JournalUnavailable):
+                *files, index = self._look()
+                if files == list(self._files[:2]) and index != self._files[2]:
+                    held.enter_context(nothing_folded(self._path))
+            self._connection.close()
 
     def erase(self) -> bool:
         """Fold the log into the file and truncate it; return False if a reader is in the way.

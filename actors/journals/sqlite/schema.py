@@ -375,6 +375,19 @@ def log_holder(path: Path, busy_wait_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def nothing_folded(path: Path) -> Iterator[None]:
+    """Let a connection of this process be closed without folding the log into the file.
+
+    Only the last connection folds it. This one reads once, for its lock, which it has even if the
+    read fails.
+    """
+    with contextlib.closing(_connect(path, "ro", 0)) as connection:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        yield
+
+
+@contextlib.contextmanager
 def refusals(path: Path) -> Iterator[None]:
     """Convert errors of opening a file to errors that its caller can act on."""
     try:

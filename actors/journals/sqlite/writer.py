@@ -265,7 +265,7 @@ class SQLiteWriter:
                 self.guard.refuse_if_moved()
             except (JournalRefused, OSError) as error:
                 _log.error("journal lost", journal=str(self._path), found=_text(error))
-        self.connection.close()
+        self.guard.close()
 
     def rest(self) -> float | None:
         """Fold recent listings, finish deletions, then fill the index of words, a slice at a time.

@@ -1,6 +1,6 @@
 """One file, one log: links, files that vanish, logs that are another file's, readers in the way."""
 
-# ruff: noqa: ASYNC220, ASYNC240 - the files of a test are small, and its loop has nothing else to do
+# ruff: noqa: ASYNC220, ASYNC221, ASYNC240 - files and programs are small; the loop has nothing else
 
 from __future__ import annotations
 
@@ -272,6 +272,41 @@ async def test_a_file_that_vanishes_in_the_last_second_is_told_on_leaving(
         path.unlink()
         await append(journal, "c", await journal.claim("c"), 2, "e2")
     assert "journal lost" in caplog.text
+
+
+EMPTYING = """
+import sqlite3, sys
+
+print(*sqlite3.connect(sys.argv[1]).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+"""
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+async def test_leaving_folds_no_log_whose_index_was_lost_in_the_last_second(
+    path: Path, caplog: pytest.LogCaptureFixture, *, is_emptied: bool
+) -> None:
+    """If a program has emptied the log, its index names places where nothing is.
+
+    The writer copied zeros over pages of all conversations.
+    """
+    seen = [f"e{seq}" for seq in range(1, 7)]
+    async with SQLiteJournal(path, ports=Ports(monotonic=Clock())) as journal:
+        claim = await journal.claim("c")
+        for seq in range(1, 6):
+            await append(journal, "c", claim, seq, f"e{seq}")
+        Path(f"{path}-shm").unlink()
+        if is_emptied:
+            command = [sys.executable, "-c", EMPTYING, str(path)]
+            assert subprocess.check_output(command, text=True) == "0 0 0\n"
+        await append(journal, "c", claim, 6, "e6")
+    assert "start again" in caplog.text
+
+    if is_emptied:
+        with pytest.raises(JournalRefused, match="not its own"):
+            verify(path)
+        repair(path)
+    assert not verify(path).problems
+    assert await ids(path) == (seen[:5] if is_emptied else seen)
 
 
 @pytest.mark.parametrize("how", ["renamed over it", "written into it"])
