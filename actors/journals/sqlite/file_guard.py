@@ -86,8 +86,11 @@ class FileGuard:
     def erase(self) -> bool:
         """Fold the log into the file and truncate it; return False if a reader is in the way.
 
-        It does not wait for readers, since all appends would wait too; `check` tries again.
+        It does not wait for readers, since all appends would wait too; `check` tries again. Raises
+        `JournalRefused` if the file is not in its place: it also runs while no jobs come, and so
+        without a check before it.
         """
+        self.refuse_if_moved()
         (wait_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         self._connection.execute("PRAGMA busy_timeout = 0")
         try:

@@ -24,6 +24,7 @@ from turnkeeper.actors.errors import JournalRefused, JournalUnavailable, OwnedEl
 from turnkeeper.actors.journal import Claim
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite import owner_lock, schema
+from turnkeeper.actors.journals.sqlite.file_guard import FileGuard
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -307,6 +308,16 @@ async def test_leaving_folds_no_log_whose_index_was_lost_in_the_last_second(
         repair(path)
     assert not verify(path).problems
     assert await ids(path) == (seen[:5] if is_emptied else seen)
+
+
+def test_erasing_folds_no_log_whose_index_was_lost(path: Path) -> None:
+    """It goes on at rest, in which no job has the files looked at."""
+    with closing(schema.open_for_writing(path, synchronous="FULL", busy_wait_s=0)) as connection:
+        guard = FileGuard(path, connection, is_log_stamped=False)
+        assert guard.erase()
+        Path(f"{path}-shm").unlink()
+        with pytest.raises(JournalRefused, match="start again"):
+            guard.erase()
 
 
 @pytest.mark.parametrize("how", ["renamed over it", "written into it"])
