@@ -1,9 +1,7 @@
 """The messages of a conversation actor: commands, which may lead to events, and queries.
 
-All are values, typed by their reply: `await ref.ask(Send(...))` returns a `Sent`. The methods of a
-`Conversation` do just that; the commands are public for code that builds on the actor. They are
-frozen, but for those of a turn's agent: each step makes several, and a frozen one takes three times
-as long to make. Nothing changes them either.
+All are frozen values, typed by their reply: `await ref.ask(Send(...))` returns a `Sent`. The
+methods of a `Conversation` do just that; the commands are public for code that builds on the actor.
 """
 
 from __future__ import annotations
@@ -422,7 +420,7 @@ class Undo(FromOutside[tuple[UserMessageEvent, ...]]):
             check_text("turn_id", self.turn_id)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TurnAppend(Message[Sequence[LoggedEvent]]):
     """Append the events of a running turn's agent, in one commit: all of them, or none."""
 
@@ -437,7 +435,7 @@ class TurnAppend(Message[Sequence[LoggedEvent]]):
     """The JSON of the events, in order; if it is empty, the owner encodes them."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stream(Message[None]):
     """One piece of the answer that a running turn's model is writing; kept in memory only."""
 
@@ -455,7 +453,7 @@ class Stream(Message[None]):
             raise InvalidInput(f"a piece of an answer takes a str, not {type(self.text).__name__}")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NoteRequest(Message[None]):
     """Note what a running turn's model is asked; kept in memory until the step ends."""
 
@@ -464,7 +462,7 @@ class NoteRequest(Message[None]):
     request: StepRequest
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BeginStep(Message[bool]):
     """Begin the next step of a running turn.
 
@@ -475,7 +473,7 @@ class BeginStep(Message[bool]):
     epoch: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EndTurn(Message[bool]):
     """End a running turn: its agent has returned, or failed with `error`.
 
@@ -557,7 +555,7 @@ class ProposeLate(Message[None]):
     asked: Propose
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RepairView(Message[bool]):
     """Repair the view that a model refused as malformed.
 

@@ -132,9 +132,9 @@ class KnownMessage(NamedTuple):
         return cls(message_id, seq, event.turn_id or "", digest, seq if place is None else place)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RunningTurn:
-    """The turn that has started and not ended, with its chat messages; nothing changes it."""
+    """The turn that has started and not ended, with its chat messages so far."""
 
     turn_id: str
     messages: tuple[UserMessageEvent, ...] = ()
