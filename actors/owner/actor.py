@@ -136,8 +136,7 @@ _APPENDS = (Append, AppendAll)
 
 def _has_all_its_events(command: Command | Query) -> bool:
     """True if a command needs no new ids in a log that has begun: its events have theirs."""
-    kind = type(command)
-    return kind in _APPENDS or (kind is TurnAppend and not command.ends)
+    return type(command) in _APPENDS or (isinstance(command, TurnAppend) and not command.ends)
 
 
 # Commands and queries that neither answer an open call nor need it to be answered.
