@@ -60,6 +60,7 @@ SHORTENED_LENGTH = 200
 RESET_TRIES_MAX = 5
 RESET_TEXT_FACTOR = 0.8
 _CHARACTERS_PER_TOKEN = 4
+_BEFORE_SUMMARY = "summary of what came before: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,8 @@ class CondensationPlan:
     shortened: Mapping[str, int] = field(default_factory=dict)
     """The characters to keep of results, by event id."""
 
-    @property
-    def shrinks(self) -> bool:
-        """True if the plan gives the view fewer events, or shorter ones."""
-        added = 0 if self.summary is None else 1
-        return len(self.forgotten_event_ids) > added or bool(self.shortened)
+    shrinks: bool = True
+    """True if the view gets fewer events, or shorter ones."""
 
 
 class Condenser(Protocol):
@@ -116,8 +114,9 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
 
     The forgotten events must be one run without gaps in the view, with a manipulation index at
     both ends; none of them may be protected by now; and no event that the condenser was shown may
-    have left the view since. A summary may take the place of a lone summary only if it is shorter:
-    otherwise the condenser, whose need is the same as before, would be asked without end.
+    have left the view since. A summary may take the place of a lone summary only if it is shorter,
+    or answers a request: otherwise the condenser, whose need is the same as before, would be asked
+    without end.
     """
     forgotten = frozenset(proposal.forgotten_event_ids)
     if not forgotten:
@@ -138,16 +137,15 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
     for cut in (start, end):
         if cut not in now.manipulation_indices:
             return f"a cut at {cut} would separate events that belong together"
-    first, summary = now[start], proposal.summary
-    if (
-        len(places) == 1
-        and isinstance(first, CondensationSummaryEvent)
-        and summary is not None
-        and len(summary) >= len(first.content)
-    ):
+    ids, summary = tuple(event.id for event in now[start:end]), proposal.summary
+    if summary is None:
+        return CondensationPlan(ids)
+    first = now[start]
+    shrinks = len(ids) > 1 or len(_BEFORE_SUMMARY) + len(summary) < len(_text(first))
+    is_lone_summary = len(ids) == 1 and isinstance(first, CondensationSummaryEvent)
+    if is_lone_summary and not (shrinks or now.unhandled_condensation_request):
         return "its summary is no shorter than the summary that it replaces"
-    ids = tuple(event.id for event in now[start:end])
-    return CondensationPlan(ids, summary, None if summary is None else start)
+    return CondensationPlan(ids, summary, start, shrinks=shrinks)
 
 
 def find_runs(view: View, start: int, end: int) -> Sequence[Sequence[LLMConvertibleEvent]]:
@@ -406,6 +404,6 @@ def _text(event: LLMConvertibleEvent) -> str:
         case ObservationEvent() | AgentErrorEvent() | UserRejectEvent():
             return f"result: {event.content}"
         case CondensationSummaryEvent(content=content):
-            return f"summary of what came before: {content}"
+            return f"{_BEFORE_SUMMARY}{content}"
         case _:
             return f"{event.kind}"

@@ -373,7 +373,9 @@ def _propose(working: WorkingState, command: Propose, stamp: Stamp) -> Decision:
     if command.proposal is not None:
         plan = check_proposal(command.proposal, command.shown, view)
     has_request = view.unhandled_condensation_request
-    is_useful = isinstance(plan, CondensationPlan) and (plan.shrinks or has_request)
+    # A turn that its model refused as too long needs room: an answer to its request is not enough.
+    is_enough = has_request and not working.state.is_turn_too_long
+    is_useful = isinstance(plan, CondensationPlan) and (plan.shrinks or is_enough)
     if not is_useful and command.need == "hard" and _waits_for_room(working.state, command.shown):
         plan = make_room(view)
     if not isinstance(plan, CondensationPlan):

@@ -383,6 +383,10 @@ def test_a_summary_replaces_a_lone_summary_only_if_it_is_shorter() -> None:
         assert "no shorter" in str(check_proposal(_proposal(view, summary), view, view))
     for shorter in ("A talk.", None):
         assert isinstance(check_proposal(_proposal(view, shorter), view, view), CondensationPlan)
+    asked = _view(first, condensed, make.request())
+    assert isinstance(
+        check_proposal(_proposal(asked, "They met again."), asked, asked), CondensationPlan
+    )
     other = make.user()  # which is forgotten as well
     view = _view(first, condensed, other)
     assert isinstance(
