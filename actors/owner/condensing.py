@@ -26,7 +26,7 @@ from turnkeeper.runtime.lowlevel import closing_scopes
 
 from ..agents.turn_context import is_own_failure
 from ..core.commands import Propose, ProposeFailed, ProposeLate
-from ..core.condensation import Condenser, Proposal
+from ..core.condensation import Condenser, Need, Proposal
 from ..core.view import View
 from ..errors import CondenserTooSlow
 from ..values.text import error_text
@@ -96,7 +96,7 @@ class Condensing:
         if self.running() is not None or self._is_resting(owner.view):
             return
         try:
-            need = self._condenser.need(owner.view)
+            need = self._need(owner.view)
         except BaseException as error:
             if not is_own_failure(error):
                 raise
@@ -142,6 +142,12 @@ class Condensing:
         """True if this view is over a hard limit, and nothing more of it can be left out."""
         return self._is_hard and not view.unhandled_condensation_request and self._is_resting(view)
 
+    def _need(self, view: View) -> Need | None:
+        need = self._condenser.need(view)
+        if need not in (None, "soft", "hard"):
+            raise TypeError(f'its need is {a_type(need)}; it is "soft", "hard" or None')
+        return need
+
     def _is_resting(self, view: View) -> bool:
         resting = self._rests_with
         return resting is not None and view.is_unchanged_since(resting)
@@ -162,7 +168,7 @@ class Condensing:
             owner.check_lease()
             asked = Propose(epoch, None, owner.view)
             try:
-                need = self._condenser.need(asked.shown)
+                need = self._need(asked.shown)
                 self._is_hard = need == "hard"
                 if need is None:
                     return

@@ -34,6 +34,7 @@ from turnkeeper.actors.events import (
     AgentMessageEvent,
     CondensationEvent,
     CondensationRequestEvent,
+    ConversationErrorEvent,
     ObservationEvent,
     UserMessageEvent,
     decode_event,
@@ -400,6 +401,24 @@ class GreedyCondenser(SlowCondenser):
         self.shown.append(len(view))
         at = next(n for n, event in enumerate(view) if event.kind == "action")
         return Proposal((view[at].id,))
+
+
+async def test_a_condenser_whose_need_is_none_of_the_three_is_written_down_and_not_asked() -> None:
+    """Each commit condensed what could be forgotten, as if there were always a need."""
+
+    class Wrong(SlowCondenser):
+        def need(self, view: View) -> Need | None:
+            return len(view) > 100  # type: ignore[return-value]
+
+    journal, condenser = MemoryJournal(), Wrong()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        await (await conversations["c"].send("hello")).reply()
+        await anyio.wait_all_tasks_blocked()
+        events = await events_of(journal, "c")
+
+    errors = [event for event in events if isinstance(event, ConversationErrorEvent)]
+    assert errors[0].detail == 'its need is a bool; it is "soft", "hard" or None'
+    assert not condenser.shown
 
 
 async def test_a_proposal_that_would_tear_a_call_from_its_result_is_refused() -> None:
