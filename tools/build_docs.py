@@ -108,6 +108,7 @@ REFERENCE = {
             "PipelineCondenser",
             "Need",
             "Proposal",
+            "core.condensation.find_runs",
             "StuckDetector",
             "Circle",
             "Metrics",

@@ -149,7 +149,7 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
 
 
 def find_runs(view: View, start: int, end: int) -> Sequence[Sequence[LLMConvertibleEvent]]:
-    """Return the runs from `start` to `end` that may be forgotten, the oldest first.
+    """Return the runs of events from `start` to `end` that may be forgotten, the oldest first.
 
     Protected events split them; each begins and ends at a manipulation index.
     """
