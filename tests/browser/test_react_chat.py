@@ -14,7 +14,7 @@ from playwright.async_api import Browser, expect
 
 from tests.actors.conversations.worlds import HeldAgent
 from tests.actors.gateway.node import install
-from tests.actors.gateway.worlds import BOUND_S, served
+from tests.actors.gateway.worlds import served
 from turnkeeper.actors import Conversations, MemoryJournal, TurnContext
 
 from .site import BOUND_MS, opened
@@ -52,7 +52,7 @@ async def test_the_page_talks_approves_goes_on_after_a_reload_regenerates_and_st
     browser: Browser, example: dict[str, object]
 ) -> None:
     desk, application = Desk(example["support"]), FastAPI()
-    with anyio.fail_after(3 * BOUND_S):
+    with anyio.fail_after(1_800):
         async with Conversations(desk, journal=MemoryJournal()) as conversations:
             example["mount"](application, conversations)  # type: ignore[operator]
             async with served(application) as address, opened(browser) as page:

@@ -58,7 +58,7 @@ async def test_each_view_keeps_what_it_shows_and_goes_on_with_what_came(browser:
         "act": ("c/refund-7/act", "No turn runs", "seq 35"),
         "runtime": ("runtime", "Dead letters", "conversations/refund-7"),
     }
-    with anyio.fail_after(240):
+    with anyio.fail_after(1_800):
         async with Conversations(HeldAgent(), journal=journal) as conversations:
             server = Restarted(conversations)
             async with AsyncExitStack() as stack:

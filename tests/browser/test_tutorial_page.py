@@ -11,6 +11,8 @@ from playwright.async_api import Browser, Page
 
 from tests.test_tutorials import BLOCK, DOCS, begin, commands, environment_of, free_port
 
+from .site import BOUND_MS
+
 pytestmark = pytest.mark.anyio
 ANSWER = "Order {} left the warehouse on Monday, two books."
 
@@ -47,7 +49,7 @@ async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
         begin(server, serve, tmp_path, environment_of(port))
 
     context = await browser.new_context()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(BOUND_MS)
     with ExitStack() as first:
         start(first)
         page = await context.new_page()

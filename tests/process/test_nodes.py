@@ -27,7 +27,7 @@ from .gate import GATE, open_gate
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 BOUND_S = 60.0
-LEASE_S = "2"
+LEASE_S = "3"
 
 AGENT = (
     GATE

@@ -18,11 +18,10 @@ from turnkeeper.actors.journal import Claim
 from turnkeeper.actors.journals.contract import make_record, read_all
 
 from .. import postgres
+from .test_following import LEASE_S
 from .test_sqlite_journal import OWNER, wait_until_stopped
 
 pytestmark = pytest.mark.costly
-
-LEASE_S = 1.0
 
 
 @pytest.fixture

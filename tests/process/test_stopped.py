@@ -26,7 +26,7 @@ from turnkeeper.actors.events import ActionEvent, AgentErrorEvent, decode_event
 
 from .. import postgres
 from .stressing import database
-from .test_following import owner
+from .test_following import LEASE_S, owner
 from .test_sqlite_journal import wait_until_stopped
 
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
@@ -58,7 +58,7 @@ async def test_an_owner_that_was_taken_over_while_stopped_starts_nothing_and_wri
     with (
         database() as url,
         subprocess.Popen(
-            [sys.executable, "-P", str(OWNER), url, "chat", backend, str(NTH)],
+            [sys.executable, "-P", str(OWNER), url, "chat", backend, str(NTH), str(LEASE_S)],
             stdout=subprocess.PIPE,
             text=True,
         ) as process,
@@ -96,7 +96,7 @@ async def test_a_reader_beside_an_owner_that_stood_still_hears_what_its_successo
     backend: str,
 ) -> None:
     """It only waits, its owner is never passivated, and nothing is sent to it."""
-    with postgres.schema() as schema, owner(f"postgres {schema} 1.0", backend) as first:
+    with postgres.schema() as schema, owner(f"postgres {schema} {LEASE_S}", backend) as first:
         await first.hears("ready")
         await first.do("send c A")
         await first.do("follow c")

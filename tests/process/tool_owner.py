@@ -1,4 +1,4 @@
-"""An owner whose agent calls tools without an end: `tool_owner.py URL NAME BACKEND NTH`.
+"""An owner whose agent calls tools without an end: `tool_owner.py URL NAME BACKEND NTH LEASE_S`.
 
 It stops itself (SIGSTOP) when the NTH group of calls is durable and none of them has begun. It says
 `started CALL` as the effect of a call begins, and at the end how its turn ended.
@@ -19,14 +19,12 @@ from turnkeeper.actors import (
 from turnkeeper.actors.agents.agent import agent
 from turnkeeper.actors.events import ActionEvent
 
-LEASE_S = 1.0
-
 
 def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def main(url: str, name: str, nth: int) -> None:
+async def main(url: str, name: str, nth: int, lease_s: float) -> None:
     @agent
     async def busy(turn: TurnContext) -> None:
         async def effect(action: ActionEvent) -> str:
@@ -39,11 +37,11 @@ async def main(url: str, name: str, nth: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             await turn.run_calls(actions, effect)
 
-    async with Conversations(busy, journal=PostgresJournal(url, lease_s=LEASE_S)) as conversations:
+    async with Conversations(busy, journal=PostgresJournal(url, lease_s=lease_s)) as conversations:
         turn = await conversations[name].send("Go", message_id="go")
         say("ended", (await turn.end()).outcome)
 
 
 if __name__ == "__main__":
-    url, name, backend, nth = sys.argv[1:]
-    anyio.run(main, url, name, int(nth), backend=backend)
+    url, name, backend, nth, lease_s = sys.argv[1:]
+    anyio.run(main, url, name, int(nth), float(lease_s), backend=backend)

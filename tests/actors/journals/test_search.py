@@ -646,7 +646,7 @@ async def main():
     if kind == "sqlite":
         journal = SQLiteJournal(where, search=True, failpoint=kill)
     else:
-        journal = PostgresJournal(where, schema=schema, search=True, failpoint=kill, lease_s=2.0)
+        journal = PostgresJournal(where, schema=schema, search=True, failpoint=kill, lease_s=3.0)
     async with journal, anyio.create_task_group() as group:
         epoch = (await journal.claim("more")).epoch
         is_indexing = True
