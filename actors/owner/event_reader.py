@@ -123,6 +123,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The bytes of the large events that were offered since none was left to yield."""
         self._is_chosen = False
         """True once it is woken to lead, until it has left its wait."""
+        self._unheard_at = -1
+        """The seq at which its relay ended; -1 if it has looked at the journal since."""
         self._unpaused = 0
         """The events of pages that it has yielded since it last let other tasks run."""
         self._bell: Bell | None = None
@@ -161,6 +163,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def offer_answer(self, answer: LiveAnswer) -> None:
         """Take an answer that is being written."""
         if self._pieces is not None and self._pieces.add(answer):
+            if self._log.seq == self._unheard_at:
+                self._log.note(Signal.LOOK)
             self._wake()
 
     def piece_came(self) -> None:
@@ -247,14 +251,20 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._log.note(Signal.LOOK)
         self._wake()
 
-    def look_for(self, seq: float) -> None:
-        """Look at the journal, or let the leader look, unless the event at `seq` was yielded.
-
-        Always, if `seq` is infinite.
-        """
+    def look_for(self, seq: int) -> None:
+        """Look at the journal if the event at `seq` was not yielded yet, or let the leader look."""
         leader = self._others.leaders.at(self.place) if self.is_waiting else None
         if self._log.seq < seq and (leader is None or leader is self):
             self.look()
+
+    def relay_ended(self) -> None:
+        """Note that the other process is not heard any more, and may delete the log meanwhile.
+
+        The reader looks at the journal once another answer is offered, unless an event comes first.
+        If it looked now, it would then ask for pieces again, and a relay that ends at once, since
+        no owner is active there, would begin again without a pause.
+        """
+        self._unheard_at = self._log.seq
 
     def owner_began(self, newest: tuple[int, str | None] | None) -> None:
         """Note that an owner has begun in this process; look at the journal if this is behind it.
@@ -351,6 +361,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
                         self._leave_wait(will_lead=self._leads_next)
                     continue
             elif state is BEHIND:
+                self._unheard_at = -1
                 await log.read_page()
                 continue
             else:

@@ -176,13 +176,13 @@ class Subscriptions:
     def drop_relayed(self, conversation_id: str) -> None:
         """Void the answer that another process was writing: it cannot be heard any more.
 
-        It may have deleted the log. Readers look, so that the next process that is heard gives them
-        no pieces of another log.
+        It may delete the log meanwhile, so readers show no piece of the next process before they
+        have looked at the journal.
         """
         if conversation_id not in self._owned:
             self._void_answer(conversation_id)
             for reader in self._live(conversation_id):
-                reader.look_for(inf)
+                reader.relay_ended()
 
     def note_heard(self, conversation_id: str, *, is_heard: bool) -> None:
         """Note whether the process that owns the conversation can be heard."""

@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests import postgres
-from tests.actors.conversations.worlds import HeldAgent, log_of
+from tests.actors.conversations.worlds import HeldAgent, log_of, until_passivated
 from tests.actors.gateway.worlds import BOUND_S, JSON, Sse, SseReader, reading, served
 from turnkeeper.actors import (
     Conversations,
@@ -628,9 +628,11 @@ async def test_a_client_of_a_process_without_a_node_is_told_that_it_gets_no_piec
             assert (await until(reader, "note")).json == {"pieces": True}
 
 
+@pytest.mark.parametrize("is_owned", [False, True])
 async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_owned: bool
 ) -> None:
+    """Though its process may still own it, and ends each stream of pieces since none are there."""
     pauses: list[float] = []
     paused = Changes()
     wait_for_call = gateway.Node._wait_for_call
@@ -646,7 +648,10 @@ async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
         resting = replace(QUICK, heartbeat_s=0.001, idle_look_s=0.004)
         other = await made.machine(limits=resting)
         await owner.answered("one")
-        await owner.conversations.drain(0)
+        if is_owned:
+            await until_passivated(owner.conversations, "alice")
+        else:
+            await owner.conversations.drain(0)
         async with reading(other.public, WITH_PIECES):
             # A reader that comes may look once more.
             await paused.until(lambda: pauses[-3:] == [0.004] * 3)
