@@ -450,9 +450,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
         place, leaders = self.place, self._others.leaders
         leaders.begin(place, self)
         try:
-            is_answering = self._pieces is not None and self._pieces.is_answering
+            pieces = self._pieces
             # While another process writes an answer, its next piece comes soon: do not query.
-            if not is_answering or await self._wait_for_piece():
+            is_next_a_piece = pieces is not None and pieces.expects_piece(self._log.seq)
+            if not is_next_a_piece or await self._wait_for_piece():
                 await self._follow()
             if self._log.state is BEHIND and self._conversation_id not in self._owned:
                 try:

@@ -222,10 +222,15 @@ class PieceCursor:
             self._cut_turn_id = None if is_whole else answer.turn_id
         self._taken = 0
 
-    @property
-    def is_answering(self) -> bool:
-        """True if the newest answer is still being written."""
-        return bool(self.answers) and not self.answers[-1].is_over
+    def expects_piece(self, seq: int) -> bool:
+        """True if the newest answer is still being written, and no event comes before its pieces.
+
+        `seq`: the event that the reader has yielded last. If it is before the newest one, the
+        pieces wait for events that only the journal has.
+        """
+        if not self.answers or self.answers[-1].is_over:
+            return False
+        return seq >= self.answers[-1].head
 
     @property
     def is_in_turn(self) -> bool:

@@ -399,3 +399,35 @@ async def test_a_reader_gets_no_piece_of_the_log_that_was_begun_anew(owner: str)
                 readers.relay_piece("c", piece, 1)
             await settle()
             assert follower.found == [1, "deleted"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_reader_that_missed_an_event_looks_for_it_though_pieces_keep_coming(
+    is_cancelled: bool,
+) -> None:
+    """Its leader did not find the event for it: it had read before, or its client has left."""
+    async with CountingJournal() as journal:
+        await journal.write(said())
+        readers = Subscriptions(journal)
+        both = [readers.read("c", after=0, live=True, pieces=True) for _ in range(2)]
+        async with following(both) as followers:
+            readers.relay_piece("c", TextDelta(2, "t", 0, 1, 0, "one "), 1)
+            await settle()
+            journal.read_gate = anyio.Event()
+            await journal.write(said())
+            readers.relay_passed("c", 2, None)
+            await settle()
+            (leader,) = (each for each in followers if not each.reader.is_waiting)
+            (other,) = (each for each in followers if each is not leader)
+            if is_cancelled:
+                leader.scope.cancel()
+            else:
+                await journal.write(said())
+                readers.relay_passed("c", 3, None)
+            journal.read_gate.set()
+            await settle()
+            readers.relay_piece("c", TextDelta(2, "t", 0, 1, 4, "two"), 1)
+            await settle()
+
+            events = [2] if is_cancelled else [2, 3]
+            assert other.found == [1, "one ", *events, "two"]
