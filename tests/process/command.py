@@ -14,7 +14,7 @@ from typing import Self
 
 __all__ = ["COMMAND", "WarmCommand", "first_line"]
 
-FIRST_LINE_BOUND_S = 60.0
+FIRST_LINE_BOUND_S = 120.0
 
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit it.
 _PROGRAM = """

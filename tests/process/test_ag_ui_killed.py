@@ -31,9 +31,9 @@ Essence = list[tuple[object, ...]]
 
 KILLS_MAX = 8
 """Of a batch: on a busy machine each restart may be killed before a client has come back."""
-BOUND_S = 60.0
+BOUND_S = 120.0
 """How long the server may take to start and to be killed."""
-BATCH_BOUND_S = 120.0
+BATCH_BOUND_S = 600.0
 
 
 class Server:

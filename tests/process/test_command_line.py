@@ -25,7 +25,7 @@ from turnkeeper.actors.cli._app import _SECTIONS, app
 
 from .command import COMMAND, WarmCommand
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 COMMANDS = [name for section in _SECTIONS.values() for name in section]
 
 

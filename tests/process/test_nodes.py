@@ -26,7 +26,7 @@ from .gate import GATE, open_gate
 
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 LEASE_S = "3"
 
 AGENT = (

@@ -41,7 +41,7 @@ class Server:
         process = self._server.get_postmaster_info().process
         assert process is not None
         process.send_signal(how)
-        process.wait(60)
+        process.wait(120)
 
     def start_again(self) -> None:
         for _ in range(_RESTARTS_MAX):

@@ -26,7 +26,7 @@ from .gate import GATE, open_gate
 pytestmark = pytest.mark.in_parts(3)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_me.py"
-BOUND_S = 60.0
+BOUND_S = 120.0
 HELLO = {"content": "hello"}
 
 

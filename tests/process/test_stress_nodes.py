@@ -25,7 +25,7 @@ from turnkeeper.actors.torture.checker import FAULTS, Finding, Verdict
 from turnkeeper.actors.torture.relays import DatabaseRelay, Relay
 from turnkeeper.actors.torture.torture import Torture
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 OLDEST = "dd390d1"
 """The first commit whose schema is of this version: one before it refuses a newer schema."""
 

@@ -215,5 +215,5 @@ def test_stopping_it_ends_its_server_too(tmp_path: Path, port: int) -> None:
         while not is_served(port):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(120) == 130
     assert not is_served(port)

@@ -389,7 +389,7 @@ async def test_a_fork_takes_a_name_from_another_process_whose_log_of_it_is_empty
                 reader = taken.events()
 
                 async def follow() -> None:
-                    with anyio.fail_after(20):
+                    with anyio.fail_after(120):
                         read.append(await anext(reader))
 
                 group.start_soon(follow)

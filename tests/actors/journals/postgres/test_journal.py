@@ -749,7 +749,7 @@ async def test_a_commit_makes_other_processes_look_at_the_logs_that_it_changed_a
                 group.start_soon(follow, name)
             await listens(schema)
             # It looks at all of them as it begins to listen, and once more a second later.
-            with anyio.fail_after(30):
+            with anyio.fail_after(120):
                 while len(looks_at_all) < 2:
                     await anyio.lowlevel.checkpoint()
             await append(owner, "b", claims["b"], 1, "e1")
@@ -768,7 +768,7 @@ async def listens(schema: str) -> None:
     with psycopg.connect(
         postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
     ) as connection:
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while not connection.execute("SELECT FROM node WHERE is_listening").fetchall():
                 await anyio.lowlevel.checkpoint()
 
@@ -807,7 +807,7 @@ async def test_a_renewal_writes_one_row_of_the_process_and_none_of_its_conversat
         assert journal._presence is not None
         for _ in range(3):
             journal._presence._call()
-            with anyio.fail_after(30):
+            with anyio.fail_after(120):
                 while rows("node") == [leased]:
                     await anyio.lowlevel.checkpoint()
             (leased,) = rows("node")
