@@ -194,7 +194,9 @@ def __getattr__(name: str) -> object:
         globals()[name] = value
         return value
     for place in () if name.startswith("_") else _OTHER_FACES:
-        if name in vars(import_module(f".{place}", __name__)):
+        module = import_module(f".{place}", __name__)
+        # Not what that module imports itself.
+        if getattr(vars(module).get(name), "__module__", None) == module.__name__:
             raise ImportError(f"{name} is in {__name__}.{place}", name=name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
