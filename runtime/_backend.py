@@ -543,27 +543,13 @@ class _TrioPlace:
         return cast("trio.lowlevel.Abort", self._lowlevel.Abort.SUCCEEDED)
 
 
-class _Process:
-    """Stands for this process; a forked child has another one."""
-
-    now = object()
-
-    @classmethod
-    def note_fork(cls) -> None:
-        cls.now = object()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Process.note_fork)
-
-
 def thread_caller() -> Callable[[Callable[[], None]], bool]:
     """Return a function that runs its argument soon in this loop, from whichever thread.
 
     Signal handlers and finalizers may call it, too. Once the loop is gone, and in a forked process,
     it only returns False.
     """
-    home = _Process.now
+    process = os.getpid()
     trio_module = _trio()
     if trio_module is not None:
         token = trio_module.lowlevel.current_trio_token()
@@ -579,7 +565,7 @@ def thread_caller() -> Callable[[Callable[[], None]], bool]:
         call = partial(asyncio.get_running_loop().call_soon_threadsafe, context=context)
 
     def call_soon(function: Callable[[], None]) -> bool:
-        if _Process.now is not home:  # no thread runs this copy of the loop
+        if os.getpid() != process:  # no thread runs this copy of the loop
             return False
         try:
             call(function)

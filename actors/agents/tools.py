@@ -292,7 +292,7 @@ def tool(
     `idempotent`: the same call may run twice, so a call left open by a crash runs again.
     `risk`: "low", "medium" or "high", or a function of the arguments that returns one of them; it
     is logged with each call, and `ConfirmRisky` decides by it whether to ask the user. Raises
-    `InvalidInput`.
+    `InvalidInput` if a setting, or the function's signature, cannot be used.
     """
     make = partial(FunctionTool[P, R_co], timeout_s=timeout_s, idempotent=idempotent, risk=risk)
     return make if function is None else make(function)

@@ -83,10 +83,10 @@ class _SharedEvents(IndexedEvents):
 
     @property
     def derived(self) -> _Derived:
-        """What readers have derived from these events.
+        """Return the derivations of these events.
 
-        The first thread that asks makes it: most views are of conversations at rest, and nothing is
-        derived from them.
+        The first thread that asks makes the table: most views are of conversations at rest, and
+        nothing is derived from them.
         """
         return self._derived or self._make_derived()
 
@@ -98,7 +98,7 @@ class _SharedEvents(IndexedEvents):
 
 
 class _Derived:
-    """The derivations of the views that share their events, by key; for who holds the lock."""
+    """The derivations of the views that share their events, by key. Hold `lock` to use `kept`."""
 
     __slots__ = ("kept", "lock")
 
@@ -108,7 +108,7 @@ class _Derived:
 
 
 _first_lock: Final = threading.Lock()
-"""Held while the derivations of a view get their place."""
+"""Held while the table of the derivations of a view is made."""
 
 
 class View(Sequence[LLMConvertibleEvent]):

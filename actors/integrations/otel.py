@@ -83,7 +83,8 @@ def instrument(
 ) -> None:
     """Report conversations and their runtime to OpenTelemetry; by default, to global providers.
 
-    Call it once for each `Conversations`, before entering it. Raises `InvalidInput`.
+    Call it once for each `Conversations`, before entering it. Raises `InvalidInput`
+    if it is given anything else, such as an agent.
     """
     if not isinstance(conversations, Conversations):
         raise InvalidInput(f"instrument takes Conversations, and not {conversations!r}")

@@ -51,6 +51,7 @@ def run(program: str, *arguments: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
         env={**os.environ, "TURNKEEPER_TEST_POSTGRES": ""},
     )
     assert not done.returncode, done.stderr

@@ -59,9 +59,9 @@ class LogWriter(Protocol):
 
 
 def process_name() -> str:
-    """Return the name of this process in the errors of others, if it was given no address.
+    """Return the name that the errors of other processes give to this one if it has no address.
 
-    Asked for when a journal is entered: it may have been made before the process was forked.
+    Journals call this when they are entered, because a process may be forked after it made one.
     """
     return f"process {os.getpid()} on {socket.gethostname()}"
 

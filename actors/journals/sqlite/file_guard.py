@@ -17,7 +17,7 @@ import sqlite3
 from pathlib import Path
 
 from ...errors import JournalRefused, JournalUnavailable
-from .schema import has_no_file_left, nothing_folded
+from .schema import has_no_file_left, log_holder
 from .wal import log_salt
 
 CHECK_INTERVAL_S = 1.0
@@ -80,7 +80,7 @@ class FileGuard:
             with contextlib.suppress(OSError, JournalRefused, JournalUnavailable):
                 *files, index = self._look()
                 if files == list(self._files[:2]) and index != self._files[2]:
-                    held.enter_context(nothing_folded(self._path))
+                    held.enter_context(log_holder(self._path, 0, is_damaged=True))
             self._connection.close()
 
     def erase(self) -> bool:

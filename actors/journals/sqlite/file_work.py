@@ -18,16 +18,13 @@ from typing import Generic, TypeVar
 from turnkeeper.runtime import Ports
 
 from ...errors import JournalUnavailable
-from .schema import log_bytes
+from .schema import DISK_BYTES_S_MIN, log_bytes
 
-__all__ = ["ANSWER_WAIT_S", "DISK_BYTES_S_MIN", "FileWork"]
+__all__ = ["ANSWER_WAIT_S", "FileWork"]
 
 T = TypeVar("T")
 
 ANSWER_WAIT_S = 60.0
-
-DISK_BYTES_S_MIN = 4 << 20
-"""A disk that reads or writes less than this in a second counts as hung."""
 
 _LOOK_S = 0.5
 _LEAVE_WAIT_S = 5.0

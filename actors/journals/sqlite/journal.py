@@ -52,12 +52,12 @@ from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch
 from .erasure import erasures
-from .file_work import DISK_BYTES_S_MIN
 from .forks import delete, fork
 from .misreads import unless_misread
 from .owner_lock import OwnerLock
 from .reader import ListSlice, Read, SQLiteReader
 from .schema import (
+    DISK_BYTES_S_MIN,
     Synchronous,
     closing_on_error,
     is_log_stamped,

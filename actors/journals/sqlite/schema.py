@@ -32,6 +32,9 @@ Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
 PRIVATE = 0o600
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
+DISK_BYTES_S_MIN = 4 << 20
+"""A disk that reads or writes less than this in a second counts as hung."""
+
 APPLICATION_ID = 0x7475726E  # "turn"
 
 # Version n is reached from n - 1 by the statements at [n - 1]. Nothing here is ever edited.
@@ -367,23 +370,18 @@ def log_bytes(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def log_holder(path: Path, busy_wait_s: float) -> Iterator[None]:
-    """Keep the log beside a file, even if the connection that writes the file is closed."""
-    with contextlib.closing(_connect(path, "ro", busy_wait_s)) as connection:
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        yield
+def log_holder(path: Path, busy_wait_s: float, *, is_damaged: bool = False) -> Iterator[None]:
+    """Keep the log beside a file, even if the connection that writes the file is closed.
 
-
-@contextlib.contextmanager
-def nothing_folded(path: Path) -> Iterator[None]:
-    """Let a connection of this process be closed without folding the log into the file.
-
-    Only the last connection folds it. This one reads once, for its lock, which it has even if the
-    read fails.
+    Only the last connection folds the log into the file. This one reads once, for its lock; if the
+    log `is_damaged`, the read may fail, and leaves it the lock all the same.
     """
-    with contextlib.closing(_connect(path, "ro", 0)) as connection:
-        with contextlib.suppress(sqlite3.Error):
+    with contextlib.closing(_connect(path, "ro", busy_wait_s)) as connection:
+        try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.Error:
+            if not is_damaged:
+                raise
         yield
 
 
