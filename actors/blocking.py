@@ -20,6 +20,7 @@ from typing import Literal, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
 import anyio
 
+from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import ThreadCalls, ThreadOneShot, thread_caller
 
 from .conversations.conversations import Conversations
@@ -174,8 +175,7 @@ class _Loop:
 
     def open(self) -> None:
         """Start the thread; return once the conversations are open, or raise their error."""
-        thread = threading.Thread(target=self._run, name="turnkeeper-calls", daemon=True)
-        thread.start()
+        Ports().start_thread("turnkeeper-calls", self._run)
         self._is_started = True
         self._opened.wait()
 

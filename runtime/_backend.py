@@ -75,6 +75,7 @@ __all__ = [
     "task_end_watch",
     "task_group",
     "thread_caller",
+    "to_its_end",
     "trap_message",
     "unattended",
     "uncancel",
@@ -823,6 +824,26 @@ async def persist(wait: Callable[[], Awaitable[T]]) -> T:
         except BaseException as error:
             if not clear_stray_cancellation(error):
                 raise
+
+
+async def to_its_end(wait: Callable[[], Awaitable[T]]) -> T:
+    """Await `wait()` until it ends, even if the task is cancelled; then raise the cancellation.
+
+    A shield alone does not do this, since a native cancellation of asyncio's passes it, as those of
+    `asyncio.timeout` and Ctrl-C do. `wait` is called again after each of them: it goes on where it
+    was. If it raises an error, that is raised.
+    """
+    cancelled: BaseException | None = None
+    values: list[T] = []
+    with cancel_scope(shield=True):
+        while not values:
+            try:
+                values.append(await wait())
+            except anyio.get_cancelled_exc_class() as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return values[0]
 
 
 # asyncio keeps only weak references to its tasks.

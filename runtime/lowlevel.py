@@ -7,7 +7,8 @@
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
-   `persist` waits again after such a cancellation. `running_task` tells tasks apart.
+   `persist` waits again after such a cancellation, and `to_its_end` after any, which it then
+   raises. `running_task` tells tasks apart.
    `pausing` returns the cheapest checkpoint of the running loop, and `task_group` opens its
    cheapest group of tasks.
    `closing_scopes` leaves the cancel scopes that other code has left open.
@@ -34,6 +35,7 @@ from ._backend import (
     running_task,
     task_group,
     thread_caller,
+    to_its_end,
 )
 from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
@@ -61,4 +63,5 @@ __all__ = [
     "running_task",
     "task_group",
     "thread_caller",
+    "to_its_end",
 ]

@@ -23,7 +23,7 @@ import anyio
 
 from ._backend import ClockHold, OneShot, thread_caller
 from ._supervision import check_number
-from .errors import TooManyThreads
+from .errors import TooManyThreads, Unavailable
 
 __all__ = ["Blocking", "DaemonThreads", "Ids", "Ports", "format_id"]
 
@@ -106,7 +106,13 @@ def format_id(number: int) -> str:
 
 
 def _start_daemon_thread(name: str, target: Callable[[], None]) -> None:
-    threading.Thread(target=target, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=target, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise Unavailable(
+            f"the thread {name} could not be started: {error}; nothing was done; try again once "
+            "this machine, or this user, has fewer threads and processes"
+        ) from error
 
 
 class Blocking(Protocol):
@@ -143,7 +149,8 @@ class DaemonThreads:
     async def __call__(self, function: Callable[[], T]) -> T:
         """Run the function in a thread, in a copy of the caller's context; return its result.
 
-        Raises the function's own error, and `TooManyThreads`.
+        Raises the function's own error, `TooManyThreads`, and `Unavailable` if no thread can be
+        started.
         """
         if self.is_exhausted:
             raise TooManyThreads(self.abandoned)
@@ -165,9 +172,9 @@ class DaemonThreads:
             else:
                 call_soon(partial(finish, partial(answer.set, value)))
 
+        self._start_thread("turnkeeper-blocking", run)
         hold = ClockHold()
         hold.take()
-        self._start_thread("turnkeeper-blocking", run)
         try:
             return await answer.wait()
         finally:
@@ -204,7 +211,8 @@ class Ports:
     a new sequence."""
 
     start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread
-    """Run a function in a daemon thread of that name; leaving the program never waits for it."""
+    """Run a function in a daemon thread of that name; leaving the program never waits for it.
+    Raises `Unavailable` if no thread can be started."""
 
     blocking: Blocking = field(default_factory=DaemonThreads)
     """`await ports.blocking(function)`: the only way to call a blocking function."""

@@ -25,7 +25,7 @@ opens conversations.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -347,6 +347,8 @@ class Conversations:
             self._closing.release()
 
     async def _open(self) -> None:
+        from turnkeeper.runtime.lowlevel import to_its_end  # as in `__init__`
+
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._journal)
             self._setup.subscriptions.open()
@@ -370,11 +372,12 @@ class Conversations:
                 refuse_s=REFUSE_S,
             )
             # The stack runs them from the last to the first: refuse new owners, stop the owners,
-            # end the readers.
+            # end the readers. Until the owners have ended, whoever is cancelled, their names are
+            # taken in a runtime that others use, too. Its limits bound the wait.
             stack.callback(self._setup.subscriptions.close)
             why = "its conversations are closing"
             stack.push_async_callback(
-                _to_its_end, partial(self._region.stop, why, refusal=ConversationsClosed)
+                to_its_end, partial(self._region.stop, why, refusal=ConversationsClosed)
             )
             stack.callback(self._begin_closing)
             if self._recover == "on_enter":
@@ -386,7 +389,7 @@ class Conversations:
                     partial(RecoveryActor, recovery, every_s=self._recover_every_s),
                     name=f"{self._name}-recovery",
                 )
-                stack.push_async_callback(_to_its_end, self._looking.stop)
+                stack.push_async_callback(to_its_end, self._looking.stop)
             if self._is_close_asked:
                 raise ConversationsClosed
             self._exit_stack = stack.pop_all()
@@ -731,25 +734,6 @@ class Conversations:
         if listed is not None:
             return await ref.ask(command)  # not forwarded: each process expires those it owns
         return await ask_owner(ref, conversation_id, command, self._setup.node_link)
-
-
-async def _to_its_end(stop: Callable[[], Awaitable[None]]) -> None:
-    """Stop some actors and wait until they have ended, even if the caller is cancelled.
-
-    Until then their names are taken in a runtime that others use, too. The runtime's limits bound
-    the wait.
-    """
-    cancelled: BaseException | None = None
-    is_over = False
-    with anyio.CancelScope(shield=True):
-        while not is_over:
-            try:
-                await stop()
-                is_over = True
-            except anyio.get_cancelled_exc_class() as error:  # asyncio's own passes the shield
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:

@@ -251,3 +251,15 @@ async def test_an_outcome_may_come_from_a_thread_while_all_workers_wait() -> Non
         with anyio.fail_after(60):
             await may_end.wait()
     assert answers == [7]
+
+
+async def test_a_blocking_call_that_gets_no_thread_is_unavailable() -> None:
+    """A machine or a user has a limit of threads; to try again later helps."""
+    ports = Ports()
+    usual = threading.stack_size(1 << 47)  # more than the address space of a process
+    try:
+        with pytest.raises(Unavailable, match="can't start new thread; nothing was done"):
+            await ports.blocking(lambda: None)
+    finally:
+        threading.stack_size(usual)
+    assert await ports.blocking(lambda: "done") == "done"

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import OneShot, thread_caller
+from turnkeeper.runtime.lowlevel import OneShot, thread_caller, to_its_end
 
 from ...errors import (
     InvalidInput,
@@ -221,12 +221,12 @@ class PostgresJournal(DatabaseJournal):
             if self._is_searching and not self._is_read_only:
                 await self._indexer.start()
         except BaseException:
-            await self._leave()
+            await to_its_end(self._leave)
             raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._leave()
+        await to_its_end(self._leave)
 
     async def _leave(self) -> None:
         await self._indexer.stop()
@@ -235,14 +235,17 @@ class PostgresJournal(DatabaseJournal):
         presence, self._presence = self._presence, None
         if presence is not None:
             presence.stop()
-            # Shielded and bounded: a lease that cannot be given back simply runs out.
-            with anyio.move_on_after(self._stop_wait_s, shield=True):
-                await self._presence_ended.wait()
+            await to_its_end(self._wait_for_presence)
         self._writer = self._make_writer()
         self._reader = self._make_reader()
         self._indexer = self._make_indexer()
         self._on_lease_loss = _ignore
         self._is_entered = False
+
+    async def _wait_for_presence(self) -> None:
+        # Bounded: a lease that cannot be given back simply runs out.
+        with anyio.move_on_after(self._stop_wait_s):
+            await self._presence_ended.wait()
 
     # --- the port ---------------------------------------------------------------------------------
 
@@ -400,8 +403,9 @@ class PostgresJournal(DatabaseJournal):
         if not self._is_entered:
             raise JournalRefused(f"schema {self._schema} is not open; use `async with`")
         if self._presence is None:
-            self._presence = self._make_presence()
-            self._presence.start()
+            presence = self._make_presence()
+            presence.start()
+            self._presence = presence
         self._presence.listen()
         await self._watch.wait(conversation_id, after)
 

@@ -190,10 +190,21 @@ class Presence:
         self._renew(connection)
 
     def start(self) -> None:
-        self._wake, self._woken = socket.socketpair()
+        """Start the thread. Raises `Unavailable` if no thread, or no file, is left for it."""
+        try:
+            self._wake, self._woken = socket.socketpair()
+        except OSError as error:
+            raise JournalUnavailable(
+                f"the lease of {self._address} cannot be kept: {error}; nothing was done; try again"
+            ) from error
         # A send must not wait: if the buffer is full, the thread is being woken anyway.
         self._wake.setblocking(False)
-        self._ports.start_thread(f"presence of {self._address}", self._run)
+        try:
+            self._ports.start_thread(f"presence of {self._address}", self._run)
+        except BaseException:
+            self._wake.close()
+            self._woken.close()
+            raise
 
     def note_commit(self, tail: Tail) -> None:
         """Remember the newest commit of this process: the row of one conversation that it wrote."""

@@ -35,7 +35,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import ClockHold, OneShot, home_check, thread_caller
+from turnkeeper.runtime.lowlevel import ClockHold, OneShot, home_check, thread_caller, to_its_end
 
 from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 
@@ -153,29 +153,44 @@ class JobThread:
     async def start(self) -> None:
         """Start the thread and open its worker.
 
-        Raises the worker's error if it cannot open, and `JournalUnavailable` if it takes too long.
+        Raises the worker's error if it cannot open, `JournalUnavailable` if it takes too long, and
+        `Unavailable` if no thread can be started. A caller that is cancelled gets the thread open,
+        and so has to stop it.
         """
         call_in_loop = thread_caller()
         self._is_home = home_check()
         self._hold = ClockHold()
-        self._hold.take()
-        self._ports.start_thread(self._name, partial(self._run, call_in_loop))
+        # First, so that nothing is open yet if the machine has no second thread for it.
+        self._ports.start_thread(f"watch of the {self._name}", partial(self._watch, call_in_loop))
+        is_begun = True
+        try:
+            try:
+                self._ports.start_thread(self._name, partial(self._run, call_in_loop))
+            except Exception:
+                is_begun = False
+                raise
+            self._hold.take()
+            # Opening cannot be interrupted once the thread has begun.
+            await to_its_end(self._wait_until_open)
+        finally:
+            self._hold.release()
+            if not self._is_open:
+                # Hung, if it took too long, or if an interrupt came, which ends any wait.
+                self.is_hung = is_begun and self._opened.error is None
+                self._is_over.set()
+                self._queue.put(None)  # if the thread comes back, it ends
+
+    async def _wait_until_open(self) -> None:
         waited_s = 0.0
         while not self._opened.is_done and waited_s < (
             bound_s := self._answer_wait_s + self.more_s
         ):
-            # Shielded: opening cannot be interrupted once the thread has begun.
-            with anyio.move_on_after(bound_s - waited_s, shield=True):
+            with anyio.move_on_after(bound_s - waited_s):
                 await self._opened.wait_until_done()
             waited_s = bound_s
         if not self._opened.is_done:
-            self.is_hung = True  # if the thread comes back, it ends
-            self._is_over.set()
-            self._hold.release()
             raise self._hung()
-        self._hold.release()
         self._opened.result()
-        self._ports.start_thread(f"watch of the {self._name}", partial(self._watch, call_in_loop))
         self._is_open = True
 
     async def do(self, job: Job[T]) -> T:
@@ -217,8 +232,11 @@ class JobThread:
             return
         self._is_open = False
         self._hold.take()
-        with anyio.move_on_after(self._stop_wait_s, shield=True) as scope:
-            self._end_when_idle()
+        self._end_when_idle()
+        await to_its_end(self._wait_until_ended)
+
+    async def _wait_until_ended(self) -> None:
+        with anyio.move_on_after(self._stop_wait_s) as scope:
             await self._ended.wait()
         if scope.cancelled_caught:
             self._note_hung()
@@ -318,9 +336,6 @@ class JobThread:
         except Exception as error:  # noqa: BLE001 - handed to the caller of `start`
             self._is_over.set()
             call_in_loop(partial(self._opened.fail, error))
-            return
-        if self.is_hung:
-            worker.close()
             return
         call_in_loop(partial(self._opened.set, None))
         self._rest = worker.rest

@@ -26,8 +26,8 @@ from typing import Self, TypeVar, get_args
 
 import anyio
 
-from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import thread_caller
+from turnkeeper.runtime import Ports, Unavailable
+from turnkeeper.runtime.lowlevel import ClockHold, OneShot, thread_caller, to_its_end
 
 from ...errors import (
     CorruptLog,
@@ -226,12 +226,12 @@ class SQLiteJournal(DatabaseJournal):
                 await self._own()
             await self._reader.start()
         except BaseException:
-            await self._leave()
+            await to_its_end(self._leave)
             raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._leave()
+        await to_its_end(self._leave)
 
     async def _own(self) -> None:
         self._lock.owner = self._address or process_name()
@@ -270,21 +270,38 @@ class SQLiteJournal(DatabaseJournal):
 
     async def _on_disk(self, act: Callable[[], None]) -> None:
         """Run `act`, which takes or releases the owner's lock, in a thread: the disk may hang."""
+        ended: OneShot[None] = OneShot()
         is_late = threading.Event()
 
-        def act_in_time() -> None:
-            act()
-            if is_late.is_set():
-                self._lock.release()
+        def run() -> None:
+            try:
+                act()
+                if is_late.is_set():
+                    self._lock.release()
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                self._call_in_loop(partial(ended.fail, error))
+            else:
+                self._call_in_loop(partial(ended.set, None))
 
-        with anyio.move_on_after(self._answer_wait_s, shield=True) as scope:
-            await self._ports.blocking(act_in_time)
-        if scope.cancelled_caught:
-            is_late.set()
+        async def wait_in_time() -> None:
+            with anyio.move_on_after(self._answer_wait_s):
+                await ended.wait_until_done()
+
+        hold = ClockHold()
+        self._ports.start_thread(f"lock of {self._path}", run)
+        hold.take()
+        try:
+            await to_its_end(wait_in_time)
+        finally:
+            hold.release()
+            if not ended.is_done:
+                is_late.set()
+        if not ended.is_done:
             raise JournalUnavailable(
                 f"{self._path} cannot be locked: the disk has not answered within "
                 f"{self._answer_wait_s:g} s; nothing was changed; check the disk, and try again"
             )
+        ended.result()
 
     async def _leave(self) -> None:
         self._is_left.set()
@@ -298,8 +315,12 @@ class SQLiteJournal(DatabaseJournal):
         # A thread that hangs may wake up and write, so no other process may open the file before
         # this one has ended.
         if not self._is_read_only and not self._writer.is_hung:
-            with contextlib.suppress(JournalUnavailable):  # it is free when this process ends
+            try:
                 await self._on_disk(self._lock.release)
+            except JournalUnavailable:
+                pass  # it is free when this process ends
+            except Unavailable:
+                self._lock.release()  # there was no thread for it
         self._writer = self._make_writer()
         self._reader = self._make_reader()
         self._on_lease_loss = _ignore

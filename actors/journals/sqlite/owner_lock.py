@@ -147,14 +147,18 @@ class OwnerLock:
             raise self._owned_elsewhere()
 
     def release(self) -> None:
-        if self._descriptor is not None:
-            _held.discard(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Release the lock, if it is held. Thread-safe: a call that was given up may be late."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            try:
+                _held.remove(descriptor)
+            except KeyError:
+                return  # another thread closes it, or, in a forked process, has closed it
+            os.close(descriptor)
 
     def _keep(self, descriptor: int) -> None:
+        _held.add(descriptor)  # first: `release` takes it out
         self._descriptor = descriptor
-        _held.add(descriptor)
         # The name is only for error messages; the lock holds without it, for example on a full
         # disk.
         with contextlib.suppress(OSError):
