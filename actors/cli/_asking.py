@@ -130,7 +130,7 @@ def refuse_no_folder(file: Path) -> None:
 def confirm(consequence: str, *, yes: bool) -> None:
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # None if it was closed
         fail(UNUSABLE, f"{consequence}; nothing was done; pass --yes to do it")
     if not typer.confirm(f"{consequence}. Go on?", err=True):
         fail(UNUSABLE, "nothing was done")

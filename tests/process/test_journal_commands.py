@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,15 @@ def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
     for arguments in (("export", path, "-o"), ("show", path, "alice", "--html")):
         said = told(*arguments, nowhere)
         assert f"{nowhere} cannot be written: there is no folder {nowhere.parent}" in said
+
+
+def test_errors_are_told_if_standard_input_or_output_is_closed(path: Path) -> None:
+    """A service manager may start a process without them, and Python then has None for each."""
+    said = told("delete", path, "alice", preexec=partial(os.close, 0))
+    assert "nothing was done; pass --yes to do it" in said
+    said = told("export", path, "-o", "/dev/full", preexec=partial(os.close, 1))
+    assert "No space left on device" in said
+    assert set(logs(path)) == {"alice", "bob"}
 
 
 # --- beside a process that uses the file ----------------------------------------------------------
