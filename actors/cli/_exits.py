@@ -7,9 +7,11 @@ import io
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -28,6 +30,7 @@ __all__ = [
     "finite",
     "for_programs",
     "forget_output",
+    "interrupted_by_signals",
     "is_given",
     "print_json",
     "told_output",
@@ -80,6 +83,35 @@ def is_given(context: typer.Context, name: str) -> bool:
     """True if the user gave this option, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, and then end this process.
+
+    So the processes that the block has started end, too. A signal that is ignored, as under nohup,
+    stays so.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        by_ctrl_c = signal.getsignal(signal.SIGINT)  # asyncio's own while a loop runs
+        if not callable(by_ctrl_c):  # ignored, as in the background of a shell
+            raise KeyboardInterrupt
+        by_ctrl_c(signal.SIGINT, frame)
+
+    ending = [signal.SIGTERM, signal.SIGHUP] if os.name == "posix" else []
+    handled = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[0])
 
 
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

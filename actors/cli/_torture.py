@@ -21,7 +21,18 @@ from rich.text import Text
 from turnkeeper.runtime import Ports
 
 from ._display import many, print_list, printable, times
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, finite, print_json
+from ._exits import (
+    BROKEN,
+    INTERRUPTED,
+    SEEDS,
+    UNUSABLE,
+    AsJson,
+    Seed,
+    fail,
+    finite,
+    interrupted_by_signals,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from ..torture.checker import Verdict
@@ -277,7 +288,7 @@ def _run(made: Torture, display: Display) -> None:
     from ..torture.server import ServerLost  # noqa: PLC0415 - an extra
 
     try:
-        with display:
+        with interrupted_by_signals(), display:
             anyio.run(made.run)
     except KeyboardInterrupt:
         fail(INTERRUPTED, "stopped by Ctrl-C: the history is not whole, so it is not checked")

@@ -206,7 +206,13 @@ def is_served(port: int) -> bool:
     return True
 
 
-def test_stopping_it_ends_its_server_too(tmp_path: Path, port: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)],
+)
+def test_stopping_it_ends_its_server_too(
+    tmp_path: Path, port: int, how: signal.Signals, status: int
+) -> None:
     arguments = [f"http://127.0.0.1:{port}", "--server", serve(port, tmp_path), "--kills", "0"]
     with subprocess.Popen(
         [*COMMAND, "torture", *arguments, "--seconds", "60"], stderr=subprocess.PIPE, text=True
@@ -214,6 +220,6 @@ def test_stopping_it_ends_its_server_too(tmp_path: Path, port: int) -> None:
         assert process.stderr is not None
         while not is_served(port):
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 130
+        process.send_signal(how)
+        assert process.wait(120) == status
     assert not is_served(port)
