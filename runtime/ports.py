@@ -115,6 +115,18 @@ def _start_daemon_thread(name: str, target: Callable[[], None]) -> None:
         ) from error
 
 
+def _monotonic() -> Callable[[], float]:
+    """Return a clock that never steps, and that also counts while the machine sleeps.
+
+    `time.monotonic` stands still then, on Linux and macOS. A lease would seem to be valid after a
+    sleep in which another machine took the conversations over.
+    """
+    if not hasattr(time, "clock_gettime"):
+        return time.monotonic  # on Windows, which counts it
+    # macOS has no CLOCK_BOOTTIME, and its CLOCK_MONOTONIC counts a sleep.
+    return partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Blocking(Protocol):
     """A callable that runs a blocking function outside the loop."""
 
@@ -188,9 +200,10 @@ class DaemonThreads:
 class Ports:
     """The outside world, as the two packages see it. The defaults are the real world."""
 
-    monotonic: Callable[[], float] = time.monotonic
-    """Seconds on the machine's clock that never steps: leases, threads and I/O go by it. Any thread
-    may read it. Virtual only if threads and I/O are, as in the simulator."""
+    monotonic: Callable[[], float] = field(default_factory=_monotonic)
+    """Seconds on the machine's clock that never steps, and that counts while the machine sleeps:
+    leases, threads and I/O go by it. Any thread may read it. Virtual only if threads and I/O are,
+    as in the simulator."""
 
     loop_time: Callable[[], float] = anyio.current_time
     """Seconds on the running loop's own clock: timers, idle times and the deadlines of asks, turns

@@ -1,6 +1,9 @@
 """Threads: the portal into the loop, and the port out of it."""
 
 import asyncio
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -251,6 +254,18 @@ async def test_an_outcome_may_come_from_a_thread_while_all_workers_wait() -> Non
         with anyio.fail_after(60):
             await may_end.wait()
     assert answers == [7]
+
+
+def test_the_clock_of_leases_counts_while_the_machine_sleeps() -> None:
+    """A namespace of its own gives a process the clocks of a machine that has slept."""
+    asleep = "print(Ports().monotonic() - time.monotonic())"
+    program = f"import time; from turnkeeper.runtime import Ports; {asleep}"
+    slept = ["unshare", "--time", "--boottime", "1000000"]
+    if shutil.which("unshare") is None or subprocess.run([*slept, "true"], check=False).returncode:
+        pytest.skip("this user may not make a namespace of clocks")
+    command = [*slept, sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert float(found) > 900_000
 
 
 async def test_a_blocking_call_that_gets_no_thread_is_unavailable() -> None:

@@ -272,9 +272,16 @@ class JobThread:
 
     def _watch(self, call_in_loop: Callable[[Callable[[], None]], object]) -> None:
         """Notice if the thread hangs. Runs in another thread, until the first one ends."""
+        late: float | None = None
         while not self._is_over.wait(_WATCH_INTERVAL_S):
             until = self._until
-            if until is not None and self._ports.monotonic() >= until:
+            if until is None or self._ports.monotonic() < until:
+                late = None
+            elif until != late:
+                # Look twice: if the process, or the machine, was suspended, the thread has not had
+                # the time that has passed.
+                late = until
+            else:
                 call_in_loop(self._note_hung)
                 return
 

@@ -1104,6 +1104,35 @@ async def test_a_disk_that_hangs_answers_everybody_while_the_journal_is_entered(
     gate.open()
 
 
+async def test_a_process_that_was_suspended_in_a_commit_does_not_take_its_disk_for_hung(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_thread, "_WATCH_INTERVAL_S", 0.01)
+    gate = Gate("begin")
+    is_suspended = False
+    looks = 0
+
+    def monotonic() -> float:
+        nonlocal looks
+        if is_suspended and threading.current_thread().name.startswith("watch of the writer"):
+            looks += 1
+            if looks == 1:  # the watch is the first to run again, and finds the commit late
+                monkeypatch.setattr(job_thread, "_WATCH_INTERVAL_S", 60)
+                gate.open()
+        return 1_000.0 if is_suspended else 0.0
+
+    journal = SQLiteJournal(path, failpoint=gate, ports=Ports(monotonic=monotonic))
+    async with journal:
+        claim = await journal.claim("c")
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(append, journal, "c", claim, 1, "e1")
+            await gate.reached()
+            is_suspended = True
+        assert looks
+        await append(journal, "c", claim, 2, "e2")
+
+
 async def test_an_opening_that_hangs_is_given_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
