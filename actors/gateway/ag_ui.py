@@ -248,30 +248,40 @@ class RunEvents:
         self._attempt = (0, 0)
         self._heard: list[str] | None = None
         """The text of a new attempt while it is shorter than the text shown; None otherwise."""
+        self._early: list[TextDelta] = []
+        """The pieces of the open answer that came before the client's place in the log."""
 
     def take(self, item: LoggedEvent | TextDelta) -> Output:
         """Yield the outputs for the next event or piece of the turn."""
         if isinstance(item, TextDelta):
-            if not self._answered and item.turn_id == self._turn_id:
-                yield from self._come_back()
-                yield from self._take_piece(item)
+            if self._answered or item.turn_id != self._turn_id:
+                return
+            self._early.append(item)
+            # The pieces of another process may come later than the client got their event, at
+            # another node or before it was cut off.
+            if self._after is None or self._seq >= self._after.seq:
+                yield from self._catch_up()
             return
         yield from self._start(item)
         self._follow_message(item.event)
         if self._answered:
             yield from self._await_answers(item)
         elif self._after is not None and item.seq <= self._after.seq:
+            if isinstance(item.event, AgentMessageEvent | ActionEvent | TurnEndedEvent):
+                self._early.clear()  # they are of the answer that the client has
             yield from self._pass(item)
         else:
             if self._after is None and item.seq > self._seq + 1:
                 # What came between may be a retraction.
                 yield Show(self._seq, is_needed=False, before=item.seq)
-            yield from self._come_back()
+            yield from self._catch_up()
             part, self._part = self._part, 0
             yield from self._take_event(item, part)
             if self._is_stale and not self.has_ended:
                 yield Show(item.seq)
         self._seq = item.seq
+        if self._early and self._after is not None and item.seq == self._after.seq:
+            yield from self._catch_up()
 
     def end(self) -> Output:
         """Yield the end of a run whose chat message will not be answered here."""
@@ -383,6 +393,13 @@ class RunEvents:
         """Open again what a client has that comes back."""
         if self._after is not None:
             yield Show(self._after.seq, is_needed=self._after.is_stale)
+
+    def _catch_up(self) -> Output:
+        """Open again what the client has, and go on with the pieces that came before its place."""
+        yield from self._come_back()
+        early, self._early = self._early, []
+        for piece in early:
+            yield from self._take_piece(piece)
 
     def _is_held(self, item: LoggedEvent) -> bool:
         """True if this event made calls wait for the user, and they still do."""

@@ -7,13 +7,15 @@ perhaps begun again, the stream has `gone` and then `end`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import ConversationDeleted
 from ..events import ConversationChangedEvent, LoggedEvent, TextDelta
 from ..journal import READ_BYTES
+from ..owner.live_answer import ends_answer
+from .frames import Frames
 from .names import Cursor
 from .problems import OWN, ProblemRaised
 from .replies import Feed, Write
@@ -85,6 +87,8 @@ async def _write_events(
     items = follower or caller.conversation.events(after=after, live=live)
     streams, frames = caller.service.streams, caller.service.frames
     is_heard = True
+    # Pieces that came before the cursor's event: at the client, it may have replaced them already.
+    early: list[TextDelta] = []
     while True:
         try:
             item = await streams.until_beat(anext(items))
@@ -100,6 +104,8 @@ async def _write_events(
             may_be_anothers = False
         if item is None:
             await write(_HEARTBEAT)
+        elif isinstance(item, TextDelta) and not is_checked:
+            early.append(item)
         elif isinstance(item, TextDelta):
             await write(frames.of_piece(item))
             await streams.gather_pieces()
@@ -117,6 +123,18 @@ async def _write_events(
             if not cursor.fits(item):
                 return "gone"
             is_checked = True
+            await _write_early(early, item, write, frames)
+            early.clear()
+
+
+async def _write_early(
+    early: Sequence[TextDelta], at: LoggedEvent, write: Write, frames: Frames
+) -> None:
+    """Write the pieces that came before the cursor's event, except those that it replaces."""
+    replaced = at.event.turn_id if ends_answer(at) else None
+    for piece in early:
+        if piece.turn_id != replaced:
+            await write(frames.of_piece(piece))
 
 
 async def page_of_events(

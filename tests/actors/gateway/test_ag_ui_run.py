@@ -116,27 +116,20 @@ def log_of(items: Sequence[Item]) -> list[LoggedEvent]:
 def stream(
     items: Sequence[Item], log: Sequence[LoggedEvent], *, after: Progress | None = None
 ) -> Iterator[Out]:
-    """Yield what a server writes that has this log."""
+    """Yield what a server writes that has this log.
+
+    Pieces may come before events that the client has: another process that writes them lags behind.
+    """
     transcript = Transcript.of(log)
     run = RunEvents("chat", "r1", "m1", head=len(log), awaiting=(), after=after)
-    passed = 0
-    for n, item in enumerate(items):
+    for item in items:
         if run.has_ended:
             return
-        if isinstance(item, LoggedEvent):
-            passed = item.seq
-        elif after is not None and (passed < after.seq or _is_passed(items[n:], after.seq)):
-            continue  # a reader gives no pieces of an answer that it is behind
         for out in run.take(item):
             if isinstance(out, Show):
                 yield from filter(None, run.show(out, transcript))
             else:
                 yield out
-
-
-def _is_passed(items: Sequence[Item], seq: int) -> bool:
-    following = next((item.seq for item in items if isinstance(item, LoggedEvent)), seq + 1)
-    return following <= seq
 
 
 def shown(messages: Sequence[Any]) -> list[dict[str, Any]]:

@@ -521,6 +521,94 @@ async def test_an_answer_whose_pieces_were_cut_is_told_of_though_its_owner_is_he
             ]
 
 
+@dataclass
+class Lagging:
+    """Two machines: one has answered, and the other one has only the first piece of that yet."""
+
+    owner: Machine
+    other: Machine
+    run: Sequence[str]
+    """The frames of the run, as a client of the owner got it."""
+
+    async def cursor_at(self, kind: str) -> str:
+        """Return the cursor of a client that has the answer's turn up to this event."""
+        path = "/v1/conversations/alice/events?after=4&live=false"
+        async with reading(self.owner.public, path) as reader:
+            async for item in reader:
+                if item.json["event"]["kind"] == kind:  # type: ignore[index]
+                    assert item.id is not None
+                    return item.id
+        raise AssertionError(kind)
+
+    async def texts_and_kinds_after(self, cursor: str) -> Sequence[object]:
+        """Return what the other machine shows after this cursor, to the end of the turn."""
+        async with reading(self.other.public, WITH_PIECES, last_event_id=cursor) as reader:
+            return [item async for item in to_turn_end(reader) if isinstance(item, str)]
+
+
+@asynccontextmanager
+async def lagging(
+    monkeypatch: pytest.MonkeyPatch, *, is_overlapped: bool = False
+) -> AsyncIterator[Lagging]:
+    """Make the machines; `is_overlapped`: another message came after the first piece."""
+    # A reader of the other machine waits for no further piece.
+    monkeypatch.setattr(event_reader, "PIECE_WAIT_S", 0)
+    frames: list[str] = []
+    silent = anyio.Event()
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        gates = paced(owner.agent)
+
+        async def run() -> None:
+            message = {"id": "m2", "role": "user", "content": "two"}
+            body = {"threadId": "alice", "runId": "r2", "messages": [message]}
+            reply = await owner.http.post("/v1/ag-ui", json=body)
+            frames.extend(reply.text.split("\n\n"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            async with reading(other.public, f"{WITH_PIECES}&after=4") as reader:
+                assert (await until(reader, "piece")).json["text"] == "<0>"
+                owner.behind.silent = silent
+            if is_overlapped:
+                await owner.send("three")
+            await ended(owner, gates)
+        yield Lagging(owner, other, frames)
+        silent.set()
+
+
+async def test_a_client_gets_no_piece_of_an_answer_that_it_has_from_a_machine_that_lags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It got the answer at another machine, or before it was cut off."""
+    async with lagging(monkeypatch) as machines:
+        cursor = await machines.cursor_at("agent_message")
+        assert await machines.texts_and_kinds_after(cursor) == ["turn_ended"]
+
+
+async def test_a_client_gets_the_pieces_that_came_before_an_event_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event has not ended the answer, so they are of an answer that the client has not."""
+    async with lagging(monkeypatch, is_overlapped=True) as machines:
+        cursor = await machines.cursor_at("message_queued")
+        shown = await machines.texts_and_kinds_after(cursor)
+        assert shown == ["<0>", "agent_message", "turn_ended"]
+
+
+async def test_a_run_goes_on_at_a_machine_that_lags_without_an_answer_that_was_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with lagging(monkeypatch) as machines:
+        end = next(frame for frame in machines.run if '"TEXT_MESSAGE_END"' in frame)
+        cursor = end.partition("\n")[0].removeprefix("id: ")
+        path = "/v1/ag-ui/alice/connect"
+        async with reading(machines.other.public, path, last_event_id=cursor) as reader:
+            kinds = [item.json["type"] async for item in reader if item.data]
+        assert kinds == ["RUN_STARTED", "RUN_FINISHED"]
+
+
 async def test_who_comes_after_the_last_reader_has_left_gets_no_piece_of_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
