@@ -427,16 +427,19 @@ class Node:
                 await send({"type": "websocket.close", "code": 1000})
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        here = self._here
         routes = {f"{self._path}/ask": self._carry_out, f"{self._path}/pieces": self._feed_pieces}
         route = routes.get(scope["path"])
-        if here is None or route is None or scope["method"] != "POST" or scope["query_string"]:
+        if route is None or scope["method"] != "POST" or scope["query_string"]:
             return _refused(404)
         given = [value for name, value in scope["headers"] if name == SIGNATURE.encode()]
         try:
             if len(given) != 1:
                 raise BadSignature
             signed = self._seen.check(scope["path"], given[0].decode("latin-1"))
+            # Only now: the request may have been carried out before this node was left.
+            here = self._here
+            if here is None:
+                return _refused(404)
             body = await self._read_body(receive)
             if body is None:
                 return _refused(413)

@@ -1394,11 +1394,25 @@ async def test_a_503_of_a_proxy_between_two_nodes_says_nothing_of_the_command() 
         assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
 
 
-async def test_a_proxy_that_sends_a_request_again_does_not_say_that_nothing_happened() -> None:
-    """As meshes do when an answer was lost: the second one is refused, after the first was not."""
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_proxy_that_sends_a_request_again_does_not_say_that_nothing_happened(
+    *, is_left: bool
+) -> None:
+    """As meshes do when an answer was lost: the second one is refused, after the first was not.
+
+    `is_left`: the owner's node is left in between.
+    """
     async with cluster() as made:
-        owner, other = await made.machine(), await made.machine()
-        await owner.answered("one")
+        owner, other = await made.machine(has_node=False), await made.machine()
+        entered, leaving, left = anyio.Event(), anyio.Event(), anyio.Event()
+        assert owner.behind.node is not None
+        node = owner.behind.node
+
+        async def enter() -> None:
+            async with node:
+                entered.set()
+                await leaving.wait()
+            left.set()
 
         async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
             body, has_more = b"", True
@@ -1409,14 +1423,21 @@ async def test_a_proxy_that_sends_a_request_again_does_not_say_that_nothing_happ
             async def again() -> Message:
                 return {"type": "http.request", "body": body, "more_body": False}
 
-            assert owner.behind.node is not None
-            await owner.behind.node(scope, again, lost)
-            await owner.behind.node(scope, again, send)
+            await node(scope, again, lost)
+            if is_left:
+                leaving.set()
+                await left.wait()
+            await node(scope, again, send)
 
-        async with behind_a_proxy(owner, proxy):
-            unknown = await other.send("two", idempotency_key="m2")
+        async with anyio.create_task_group() as group:
+            group.start_soon(enter)
+            await entered.wait()
+            await owner.answered("one")
+            async with behind_a_proxy(owner, proxy):
+                unknown = await other.send("two", idempotency_key="m2")
+            leaving.set()
         assert unknown.status_code == 504
-        assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
+        assert (await owner.send("two", idempotency_key="m2")).status_code == 200  # it had happened
         assert owner.agent.turns == ["one", "two"]
 
 
