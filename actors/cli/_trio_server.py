@@ -20,6 +20,7 @@ import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -94,7 +95,7 @@ class _Connection(TCPServer):
 
     async def _read_data(self) -> None:
         begun = self.protocol
-        self.protocol = _Http1(  # type: ignore[assignment]  # has all that is called of it
+        protocol = _Http1(
             begun.app,
             begun.config,
             begun.context,
@@ -105,9 +106,20 @@ class _Connection(TCPServer):
             begun.server,
             begun.send,
         )
-        await super()._read_data()
+        self.protocol = protocol  # type: ignore[assignment]  # has all that is called of it
+        with trio.CancelScope() as protocol.reading:
+            await super()._read_data()
 
 
 class _Http1(H11Protocol):
+    reading: trio.CancelScope
+    """Around the reading of the connection; cancelled once that is closed. With a request behind
+    the one that is answered, hypercorn would wait for the end of an answer that has failed."""
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            self.reading.cancel()
+
     async def _check_protocol(self, _event: h11.Request) -> None:
         """Answer in HTTP/1, as a server may that was offered HTTP/2 (RFC 9110, 7.8)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +11,10 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 import trio
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnkeeper.actors.cli._trio_server import serve_on_trio
+from turnkeeper.actors.gateway.replies import EventStream, Write
 
 BOUND_S = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -43,7 +45,7 @@ class Held:
 
 
 @asynccontextmanager
-async def serving(app: Held, *, stop_s: float) -> AsyncIterator[int]:
+async def serving(app: ASGIApp, *, stop_s: float) -> AsyncIterator[int]:
     """Serve, and stop; yields the port."""
     with trio.fail_after(BOUND_S):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -164,5 +166,29 @@ def test_those_that_take_their_time_have_it_when_the_server_stops() -> None:
                 await read_until(stream, b"one")
                 idle = await trio.open_tcp_stream("127.0.0.1", port)
                 clients.start_soon(rest_of, stream, idle)
+
+    trio.run(main)
+
+
+def test_a_client_that_left_with_a_request_behind_a_stream_leaves_no_connection() -> None:
+    """Without a bound, hypercorn waits for the end of the stream to read the next request."""
+
+    async def main() -> None:
+        has_left = trio.Event()
+
+        async def feed(write: Write) -> None:
+            await write(b"one")
+            await has_left.wait()
+            while True:
+                await write(b"more")
+                await trio.lowlevel.checkpoint()
+
+        async with serving(EventStream(feed), stop_s=2 * BOUND_S) as port:
+            stream = await trio.open_tcp_stream("127.0.0.1", port)
+            await stream.send_all(2 * (GET + b"\r\n"))
+            await read_until(stream, b"one")
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await stream.aclose()  # resets the connection
+            has_left.set()
 
     trio.run(main)
