@@ -19,6 +19,7 @@ from turnkeeper.actors.events import (
     ActionEvent,
     AgentMessageEvent,
     Event,
+    MessageQueuedEvent,
     ObservationEvent,
     RetractionEvent,
     TurnEndedEvent,
@@ -341,6 +342,31 @@ def test_a_text_that_is_written_again_goes_on_behind_what_the_client_has() -> No
     ]
     deltas = [getattr(out.event, "delta", "") for out in rest]
     assert [delta for delta in deltas if delta] == ["so", " good"]
+
+
+def test_pieces_before_an_event_that_the_client_has_are_the_beginning_of_those_after_it() -> None:
+    """They come from a process that lags; the event has not ended the answer."""
+    queued = MessageQueuedEvent(content="later", message_id="m2", turn_id="next")
+    said = AgentMessageEvent(content="so far, so very good", turn_id=TURN)
+    ended = TurnEndedEvent(outcome="completed", turn_id=TURN)
+    pieces = [TextDelta(1, TURN, 0, 1, 0, "so far, "), TextDelta(1, TURN, 0, 1, 8, "so very good")]
+    first = logged([begun(), queued, pieces[0], said, ended])
+    log = log_of(first)
+    progress = next(
+        out.progress for out in stream(first, log) if out.event.type == "TEXT_MESSAGE_CONTENT"
+    )
+
+    late = logged([begun(), pieces[0], queued, pieces[1], said, ended])
+    rest = list(stream(late, log, after=progress))
+
+    assert [out.event.type for out in rest] == [
+        "RUN_STARTED",
+        "TEXT_MESSAGE_START",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_END",
+        "RUN_FINISHED",
+    ]
+    assert getattr(rest[2].event, "delta", None) == "so very good"
 
 
 @given(
