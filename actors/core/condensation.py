@@ -112,6 +112,8 @@ class Condenser(Protocol):
 def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPlan | str:
     """Return the plan that the owner may apply now, or the reason why it may not.
 
+    The reasons are fixed texts, a few in number, so that each can be said once.
+
     The forgotten events must be one run without gaps in the view, with a manipulation index at
     both ends; none of them may be protected by now; and no event that the condenser was shown may
     have left the view since. A summary may take the place of a lone summary only if it is shorter,
@@ -121,22 +123,19 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
     forgotten = frozenset(proposal.forgotten_event_ids)
     if not forgotten:
         return "it forgets nothing"
-    if not now.is_continuation_of(shown):
-        left = {event.id for event in shown}.difference(event.id for event in now)
-        if left:
-            return f"{len(left)} events that it was shown have left the view"
+    if not now.is_continuation_of(shown) and not {e.id for e in shown} <= {e.id for e in now}:
+        return "events that it was shown have left the view"
     places = [at for at, event in enumerate(now) if event.id in forgotten]
     if len(places) != len(forgotten):
-        return f"{len(forgotten) - len(places)} events that it forgets are not in the view"
-    protected = len(forgotten & now.protected)
-    if protected:
-        return f"{protected} events that it forgets are protected"
+        return "it forgets events that are not in the view"
+    if forgotten & now.protected:
+        return "it forgets events that are protected"
     start, end = places[0], places[-1] + 1
     if end - start != len(places):
         return "the events that it forgets have gaps between them"
-    for cut in (start, end):
+    for cut, at in ((start, "before the first"), (end, "after the last")):
         if cut not in now.manipulation_indices:
-            return f"a cut at {cut} would separate events that belong together"
+            return f"a cut {at} event that it forgets would separate events that belong together"
     ids, summary = tuple(event.id for event in now[start:end]), proposal.summary
     if summary is None:
         return CondensationPlan(ids)

@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from turnkeeper.runtime import ActorContext, Effect, Message
-from turnkeeper.runtime.lowlevel import closing_scopes
+from turnkeeper.runtime.lowlevel import Logger, closing_scopes
 
 from ..agents.turn_context import is_own_failure
 from ..core.commands import Propose, ProposeFailed, ProposeLate
-from ..core.condensation import Condenser, Need, Proposal
+from ..core.condensation import Condenser, Need, Proposal, check_proposal
 from ..core.view import View
 from ..errors import CondenserTooSlow
 from ..values.text import error_text
@@ -35,6 +35,8 @@ from ..values.type_names import a_type
 __all__ = ["CondensedOwner", "Condensing"]
 
 T = TypeVar("T")
+
+_logger = Logger("turnkeeper.actors")
 
 
 class CondensedOwner(Protocol):
@@ -69,6 +71,7 @@ class Condensing:
         "_condenser",
         "_conversation_id",
         "_is_hard",
+        "_reasons_told",
         "_rests_with",
         "effect",
         "late",
@@ -84,6 +87,8 @@ class Condensing:
         """The proposal that the condenser has not made in time, until it is given up or comes."""
         self._is_hard = False
         """True if the condenser's newest answer was that the need is hard."""
+        self._reasons_told: frozenset[str] = frozenset()
+        """The reasons for refusing a proposal that the log has had a line for."""
         self._rests_with: View | None = None
         """The view that the condenser could not make shorter; it rests until the view changes."""
 
@@ -200,6 +205,7 @@ class Condensing:
 
     async def _propose(self, owner: CondensedOwner, proposal: Propose) -> bool:
         """Tell the owner the proposal; return False if the condenser rests or ends with it."""
+        self._log_if_unfit(proposal)
         is_progress = await owner.tell_owner(proposal)
         if is_progress is None:
             return False
@@ -208,6 +214,20 @@ class Condensing:
             self._rests_with = proposal.shown
             return False
         return True
+
+    def _log_if_unfit(self, answer: Propose) -> None:
+        """Warn, once for each reason, of a proposal that does not fit the view it was made for.
+
+        That is the condenser's fault, and the owner will refuse it. If the owner refuses one only
+        because the conversation has gone on meanwhile, nothing is wrong.
+        """
+        if answer.proposal is None:
+            return
+        reason = check_proposal(answer.proposal, answer.shown, answer.shown)
+        if isinstance(reason, str) and reason not in self._reasons_told:
+            self._reasons_told |= {reason}
+            name = self._conversation_id
+            _logger.warning("proposal of a condenser refused", conversation=name, reason=reason)
 
     async def _go_on_without(
         self, owner: CondensedOwner, asked: Propose, error: BaseException

@@ -357,8 +357,8 @@ def test_a_proposal_is_refused_where_it_does_not_hold() -> None:
     for forgotten, why in (
         ([], "nothing"),
         ([log[0], log[3]], "gaps"),
-        (log[:2], "cut at 2"),
-        (log[2:4], "cut at 2"),
+        (log[:2], "cut after the last"),
+        (log[2:4], "cut before the first"),
         ([*log[:1], make.user()], "not in the view"),
     ):
         assert why in str(check_proposal(_proposal(forgotten), view, view)), forgotten
@@ -401,7 +401,7 @@ def test_a_proposal_that_would_split_a_call_that_has_begun_meanwhile_is_refused(
     assert isinstance(check_proposal(_proposal(log), shown, shown), CondensationPlan)
     open_call = make.action("c1")
     late = _proposal([log[1], open_call])
-    assert "cut at" in str(check_proposal(late, shown, _view(*log, open_call)))
+    assert "cut after" in str(check_proposal(late, shown, _view(*log, open_call)))
 
 
 async def test_messages_that_come_while_a_summary_is_written_are_kept_and_nothing_is_enforced() -> (

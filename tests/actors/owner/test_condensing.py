@@ -434,6 +434,47 @@ async def test_a_proposal_that_would_tear_a_call_from_its_result_is_refused() ->
         assert await chat.view() == View.from_events(events)
 
 
+async def test_a_refused_proposal_is_told_once_for_each_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Changing(GreedyCondenser):
+        async def propose(self, view: View, need: Need) -> Proposal | None:
+            if len(self.shown) < 4:
+                return await super().propose(view, need)
+            self.shown.append(len(view))
+            return Proposal((view[0].id, view[-1].id), "all that was said")
+
+    journal, condenser = MemoryJournal(), Changing()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        for n in range(8):
+            await (await conversations["c"].send(f"tool {n}")).end()
+        await anyio.wait_all_tasks_blocked()
+
+    assert len(condenser.shown) > 6
+    told = [record.message for record in caplog.records if "proposal" in record.message]
+    assert len(told) == len(set(told)) < len(condenser.shown)
+    for reason in ("a cut after the last event", "have gaps between them"):
+        assert sum(reason in line for line in told) == 1
+    assert all("tool 0" not in line and "all that was said" not in line for line in told)
+
+
+async def test_a_proposal_that_the_conversation_has_outrun_is_not_told_as_a_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal, condenser = MemoryJournal(), SlowCondenser()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(str(n))).end()
+        await condenser.asked.wait()
+        await chat.undo()
+        condenser.go_on.set()
+        await anyio.wait_all_tasks_blocked()
+        assert "condensation" not in [event.kind for event in await chat.view()]
+
+    assert "proposal" not in caplog.text
+
+
 # --- while a turn runs ----------------------------------------------------------------------------
 
 
