@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .errors import InvalidInput
+from .values.text import check_bool
 from .values.type_names import a_type
 
 __all__ = ["Risk", "ToolCall", "ToolResult"]
@@ -53,3 +54,5 @@ class ToolResult:
             raise InvalidInput(
                 f"a result's content is a str, and {type(self.content).__name__} is not"
             )
+        check_bool("is_error", self.is_error)
+        check_bool("may_have_happened", self.may_have_happened)

@@ -112,6 +112,8 @@ class Runtime:
         handle_signals: bool = False,
     ) -> None:
         self._is_open = False  # first: `__del__` looks at it
+        check_kind("freeze_objects", freeze_objects, bool)
+        check_kind("handle_signals", handle_signals, bool)
         if report_blocked_s is not None:
             check_number("report_blocked_s", report_blocked_s, "seconds above 0")
             if not 0 < report_blocked_s < threading.TIMEOUT_MAX:
@@ -220,6 +222,7 @@ class Runtime:
         if active_max is not None:
             check_number("active_max", active_max, "0 or more")
         check_seconds("refuse_s", refuse_s)
+        check_kind("resident", resident, bool)
         region: Region[M] = Region(
             self._system,
             name,

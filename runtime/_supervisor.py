@@ -115,9 +115,10 @@ class Supervisor:
         check_factory(factory, name)
         if mailbox is not None:
             check_kind("mailbox", mailbox, MailboxSettings)
-        if mailbox is None and supervision is None and not resident:
+        if mailbox is None and supervision is None and resident is False:
             spec = _DEFAULT_SPEC
         else:
+            check_kind("resident", resident, bool)
             spec = Spec(mailbox or DEFAULT_MAILBOX, supervision, resident)
         system = self._system
         path = self._new_name(name)

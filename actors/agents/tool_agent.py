@@ -41,7 +41,7 @@ from ..models.base import (
     ModelUnavailable,
 )
 from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
-from ..values.text import check_number, refuse_class
+from ..values.text import check_bool, check_number, refuse_class
 from ..values.type_names import a_type
 from .tools import AnyTool, Tools, call_function, describe_failure
 from .turn_context import TurnContext
@@ -73,6 +73,7 @@ class ConfirmRisky:
     def __post_init__(self) -> None:
         if self.least not in RISKS:
             raise InvalidInput(f"least is {self.least!r}; it takes {', '.join(RISKS)}")
+        check_bool("unknown", self.unknown)
 
     def __call__(self, call: ToolCall) -> bool:
         if call.risk is None:
@@ -180,6 +181,7 @@ class ToolAgent:
             check_number("budget", budget, "more than 0", above=0)
         if token_budget is not None:
             check_number("token_budget", token_budget, "1 or more", least=1)
+        check_bool("show_author", show_author)
         refuse_class("model", model)
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(

@@ -55,7 +55,7 @@ from ..models.schemas import find_misfit
 from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
-from ..values.text import check_number, check_text, error_text
+from ..values.text import check_bool, check_number, check_text, error_text
 from ..values.type_names import a_type
 from .turn_context import TurnContext, is_own_failure
 
@@ -146,6 +146,7 @@ class Tool:
         if timeout_s is not None:
             what = f"tool {name}: timeout_s"
             check_number(what, timeout_s, "seconds above 0", above=0, most=float_info.max)
+        check_bool(f"tool {name}: idempotent", idempotent)
         if risk is not None and not callable(risk) and risk not in RISKS:
             raise InvalidInput(f"tool {name}: risk is {risk!r}; it takes {', '.join(RISKS)}")
         if not callable(run):

@@ -73,7 +73,7 @@ from ..events import (
 from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
 from ..values.frozen import FrozenObject, check_json
-from ..values.text import ERROR_LENGTH_MAX, error_text, storable
+from ..values.text import ERROR_LENGTH_MAX, check_bool, error_text, storable
 from ..values.type_names import a_type
 from .watcher import Watcher
 
@@ -373,6 +373,7 @@ class TurnContext:
         With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn,
         unless a pause holds it; return from the agent after that. Raises `AnswerTooLong`.
         """
+        check_bool("ends_turn", ends_turn)
         message = self._make(
             AgentMessageEvent,
             content=self._answer(text),
@@ -477,6 +478,7 @@ class TurnContext:
         With `needs_confirmation` the turn waits for the user, and this ends the agent's run with
         `TurnSuspended`; only a resumable agent can ask for that. Raises `AnswerTooLong`.
         """
+        check_bool("needs_confirmation", needs_confirmation)
         if not calls:
             return ()
         if needs_confirmation and not self._owner.is_agent_resumable:

@@ -76,6 +76,7 @@ from ..owner.nodes import ask_owner, find_row
 from ..values.frozen import FrozenObject
 from ..values.text import (
     ID_LENGTH_MAX,
+    check_bool,
     check_conversation_id,
     check_id,
     check_short,
@@ -344,6 +345,7 @@ class Conversation:
         keeps no owner active; drop it to end it.
         """
         _check_after(after)
+        check_bool("live", live)
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
     def follow(self, *, after: int = 0) -> Follower:
@@ -436,6 +438,7 @@ class Conversation:
         `ResultNotKept` if the owner stops first. If the same result is appended again meanwhile,
         with `park` or without, that call waits, too; it raises `OutcomeUnknown` if too many wait.
         """
+        check_bool("park", park)
         return await self._ask(Append(event, park, expected=self._expected))
 
     async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:

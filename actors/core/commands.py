@@ -27,6 +27,7 @@ from ..journal import ConversationInfo, Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
     ID_LENGTH_MAX,
+    check_bool,
     check_id,
     check_length,
     check_new_id,
@@ -138,6 +139,7 @@ class Expected:
         if self.owner is not None:
             check_id("owner", self.owner)
             check_short("owner", self.owner, ID_LENGTH_MAX)
+        check_bool("exists", self.exists)
         if self.seq is not None:
             check_whole("seq", self.seq)
             if self.seq < 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ..errors import InvalidInput
+from ..values.text import check_number
 
 __all__ = ["ANSWER_LENGTH_MAX", "Limits"]
 
@@ -76,8 +77,8 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             least = 0 if field.name in _FROM_NONE else 2
-            if not (found := getattr(self, field.name)) >= least:  # NaN would be no limit
-                raise InvalidInput(f"{field.name} is {found}; it takes {least} or more")
+            found, allowed = getattr(self, field.name), f"a whole number from {least} on"
+            check_number(field.name, found, allowed, least=least, is_whole=True)
         if self.label_name_length_max > LABEL_NAME_LENGTH_MAX:
             found = self.label_name_length_max
             raise InvalidInput(

@@ -28,6 +28,7 @@ from ..conversations.conversations import Conversations
 from ..core.working_state import WhileDraining
 from ..errors import InvalidInput
 from ..owner.draining import Drained, check_drain
+from ..values.text import check_bool
 from .access import Authenticate, Authorize, Share, allows, check_access
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
@@ -110,6 +111,7 @@ def app(
     if not isinstance(conversations, Conversations):
         raise InvalidInput(f"gateway.app takes Conversations, and not {conversations!r}")
     check_access(authenticate, authorize, share)
+    check_bool("read_only", read_only)
     for name, given in (("hosts", hosts), ("origins", origins)):
         if isinstance(given, str):
             raise InvalidInput(f"{name} must be a list of texts, such as [{given!r}], not one text")

@@ -30,6 +30,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
+from sys import float_info
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -46,7 +47,7 @@ from ..errors import InvalidInput
 from ..log_lines import log_failure, log_unavailable
 from ..tool_calls import Risk, ToolResult
 from ..values.api_names import api_tool_name
-from ..values.text import error_text, storable
+from ..values.text import check_bool, check_number, error_text, storable
 from ..values.type_names import a_type
 
 try:
@@ -116,6 +117,7 @@ async def mcp_tools(
     destroy, else medium. Raises `McpUnavailable`, also past `timeout_s`.
     """
     _check_server(server, timeout_s)
+    check_bool("is_trusted", is_trusted)
     failure: Exception | None = None
     is_connected = False
     try:
@@ -151,8 +153,7 @@ def _check_server(server: object, timeout_s: float) -> None:
             f"server is {said}; it takes a URL, StdioServerParameters(command=…, args=[…]) or a "
             "Client"
         )
-    if not 0 < timeout_s < inf:
-        raise InvalidInput(f"timeout_s is {timeout_s}; it must be finite and above 0")
+    check_number("timeout_s", timeout_s, "seconds above 0", above=0, most=float_info.max)
 
 
 def _name(server: McpServer) -> str:

@@ -65,6 +65,7 @@ from ..events import (
 from ..models.base import ModelRequest as StepRequest
 from ..models.base import ModelResponse as StepResponse
 from ..tool_calls import ToolResult
+from ..values.text import check_bool, check_number
 
 try:
     from pydantic_ai import (
@@ -188,8 +189,8 @@ class PydanticAgent(Generic[DepsT, OutputT]):
         the model in one turn, over all its runs. `streams`: ask the model to stream, so that those
         who follow the turn see its text as it comes. `say`: makes the chat message of an output.
         """
-        if max_iterations < 1:
-            raise InvalidInput(f"max_iterations is {max_iterations}; it takes 1 or more")
+        check_number("max_iterations", max_iterations, "1 or more", least=1)
+        check_bool("streams", streams)
         for name, given in (("confirm", confirm), ("idempotent", idempotent)):
             if isinstance(given, str):
                 raise InvalidInput(f"{name} is {given!r}; it takes a collection of tool names")

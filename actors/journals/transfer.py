@@ -45,6 +45,7 @@ from ..journal import (
     Rejection,
     StoredRecord,
 )
+from ..values.text import check_bool
 from .listings import ListingOfLog
 from .memory import MemoryJournal
 from .shared.limits import PAYLOAD_BYTES_MAX
@@ -190,6 +191,7 @@ async def import_lines(
     A record that cannot be read is imported as it is, since it may be damaged so in the journal
     that it comes from, and the others of its log are worth having. The outcome names it.
     """
+    check_bool("keep_users", keep_users)
     reader = _Lines(lines, keep_users=keep_users)
     reader.expect_header()
     conversations = records = 0

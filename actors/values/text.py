@@ -15,6 +15,7 @@ from .type_names import a_type
 __all__ = [
     "ID_LENGTH_MAX",
     "are_plain_ids",
+    "check_bool",
     "check_conversation_id",
     "check_id",
     "check_label",
@@ -103,6 +104,19 @@ def check_length(
             "written; keep large content elsewhere, and send its address",
             argument=what,
             rule=f"{what} must have at most {length_max} {unit}",
+        )
+
+
+def check_bool(what: str, found: object) -> None:
+    """Raise `InvalidInput` if this is not a bool. `what` names it.
+
+    A text such as "no", from an environment variable, would count as true.
+    """
+    if not isinstance(found, bool):
+        raise InvalidInput(
+            f"{what} is {found!r}, {a_type(found)}; it takes True or False",
+            argument=what,
+            rule=f"{what} must be true or false",
         )
 
 

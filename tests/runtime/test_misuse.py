@@ -358,6 +358,20 @@ async def test_an_actor_is_forgotten_under_the_name_that_it_was_given() -> None:
     assert stopped == ["/a", "a"]
 
 
+async def test_a_switch_that_is_neither_true_nor_false_is_refused() -> None:
+    no: Any = "no"
+    with pytest.raises(TypeError, match="freeze_objects is 'no'; it takes a bool"):
+        Runtime(freeze_objects=no)
+    with pytest.raises(TypeError, match="handle_signals is 'no'; it takes a bool"):
+        Runtime(handle_signals=no)
+    async with Runtime() as runtime:
+        with pytest.raises(TypeError, match="resident is 'no'; it takes a bool"):
+            runtime.spawn(Counter, name="counter", resident=no)
+        with pytest.raises(TypeError, match="resident is 'no'; it takes a bool"):
+            runtime.region("keyed", lambda _: Counter(), resident=no)
+        assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
+
+
 async def test_a_delay_that_is_no_number_is_refused() -> None:
     async def arm(actor: Actor) -> None:
         with pytest.raises(ValueError, match="nan"):

@@ -14,6 +14,7 @@ from ...errors import ConversationNotFound, InvalidConversationId, InvalidInput
 from ...journal import Journal, Record, Rejection, Snapshot
 from ...values.text import (
     are_plain_ids,
+    check_bool,
     check_conversation_id,
     check_new_conversation_id,
     check_new_id,
@@ -33,17 +34,21 @@ __all__ = [
     "checked_rejections",
 ]
 
+_SWITCHES = ("read_only", "takeover", "search")
+
 PAYLOAD_BYTES_MAX = 256 << 20
 """The most bytes that one event's JSON may have: more than any event that passes `check_length`."""
 
 
 def check_settings(arguments: Mapping[str, object]) -> None:
-    """Raise `InvalidInput` if seconds (`_s`) or a bound (`_max`) of a journal make no sense."""
+    """Raise `InvalidInput` if seconds (`_s`), a bound (`_max`) or a switch make no sense."""
     for name, found in arguments.items():
         if name.endswith(("_s", "_s_max")):
             check_number(name, found, "seconds from 0 on", least=0)
         elif name.endswith("_max"):
             check_number(name, found, "1 or more", least=1)
+        elif name in _SWITCHES:
+            check_bool(name, found)
 
 
 def check_records(records: Sequence[Record]) -> int:

@@ -68,6 +68,7 @@ from ...events import (
     is_seen_by_model,
 )
 from ...journal import READ_PAGE, Snapshot, StoredRecord
+from ...values.text import check_bool
 from .journal import SQLiteJournal
 from .schema import real_path
 
@@ -262,6 +263,7 @@ class ConversationState:
         If not, raises `AdmissionRefused`, or returns a `Rejected` if `raises` is False. Raises
         `EventIdConflict` if the log has the event's id with other content.
         """
+        check_bool("raises", raises)
         if self._is_past:
             raise JournalRefused(
                 f"append refused on conversation {self.conversation_id}: this is its state at seq "

@@ -18,6 +18,7 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent, log_of, verified
 from turnkeeper.actors import (
     Agent,
+    ConfirmRisky,
     Conversation,
     ConversationConfig,
     Conversations,
@@ -27,12 +28,15 @@ from turnkeeper.actors import (
     Proposal,
     RollingCondenser,
     ScriptedModel,
+    SQLiteJournal,
     SummarizingCondenser,
     Tool,
     ToolAgent,
+    ToolResult,
     TurnContext,
     View,
     agent,
+    tool,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.limits import Limits
@@ -48,6 +52,8 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
     decode_event,
 )
+from turnkeeper.actors.gateway import app
+from turnkeeper.actors.journals.transfer import import_lines
 from turnkeeper.runtime import NotDelivered, Ports
 
 pytestmark = pytest.mark.anyio
@@ -486,10 +492,50 @@ def test_a_wrong_setting_is_refused_before_anything_is_opened(wrong: dict[str, A
         Conversations(echo, journal=MemoryJournal(), **wrong)
 
 
-@pytest.mark.parametrize("limit", [math.nan, -1])
+def look() -> str:
+    """Look."""
+    return ""
+
+
+SWITCHES: dict[str, Callable[[Conversations, Any], object]] = {
+    "live": lambda cs, no: cs["c"].events(live=no),
+    "park": lambda cs, no: cs["c"].append(_message(), park=no),
+    "exists": lambda cs, no: cs["c"].expecting(exists=no),
+    "read_only": lambda _, no: SQLiteJournal("never.db", read_only=no),
+    "takeover": lambda _, no: SQLiteJournal("never.db", takeover=no),
+    "search": lambda _, no: MemoryJournal(search=no),
+    "keep_users": lambda _, no: import_lines(MemoryJournal(), [], keep_users=no),
+    "unknown": lambda _, no: ConfirmRisky(unknown=no),
+    "show_author": lambda _, no: ToolAgent(ScriptedModel(["A"]), show_author=no),
+    "tool look: idempotent": lambda _, no: tool(idempotent=no)(look),
+    "is_error": lambda _, no: ToolResult("A", is_error=no),
+    "may_have_happened": lambda _, no: ToolResult("A", may_have_happened=no),
+    "app's read_only": lambda cs, no: app(cs, read_only=no),
+}
+
+
+@pytest.mark.parametrize("no", ["no", 0, None])
+@pytest.mark.parametrize("name", SWITCHES)
+async def test_a_switch_takes_nothing_but_true_and_false(name: str, no: Any) -> None:  # noqa: ANN401 - a wrong one
+    """A text counted as true: `takeover=os.environ["TAKEOVER"]` took over with "no", too."""
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        argument = name.rpartition("'s ")[2]
+
+        async def use() -> None:
+            used = SWITCHES[name](conversations, no)
+            assert isinstance(used, Awaitable)
+            await used
+
+        with pytest.raises(InvalidInput, match=f"^{argument} is {no!r}, .* or False") as refused:
+            await use()
+        assert refused.value.argument == argument
+        assert not await conversations["c"].exists()
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1, "3", True, 2.5, math.inf])
 def test_a_limit_that_limits_nothing_is_refused(limit: Any) -> None:  # noqa: ANN401 - a wrong one
     for field in fields(Limits):
-        with pytest.raises(InvalidInput, match=f"^{field.name} is {limit}"):
+        with pytest.raises(InvalidInput, match=f"^{field.name} is {limit!r}"):
             Limits(**{field.name: limit})
 
 

@@ -368,7 +368,8 @@ async def test_a_client_whose_server_never_lists_its_tools_is_unavailable() -> N
             "a text that is not a URL; it takes a URL, StdioServerParameters",
         ),
         (["python", "server.py"], 1.0, "server is a list"),
-        (StdioServerParameters(command="python"), 0.0, "it must be finite and above 0"),
+        (StdioServerParameters(command="python"), 0.0, "0.0; it takes seconds above 0"),
+        (StdioServerParameters(command="python"), "3", "'3'; it takes seconds above 0"),
     ],
 )
 async def test_what_is_no_server_is_refused_with_what_to_give(
@@ -377,6 +378,13 @@ async def test_what_is_no_server_is_refused_with_what_to_give(
     with pytest.raises(InvalidInput, match=said):
         async with mcp_tools(server, timeout_s=timeout_s):
             pytest.fail("there is no server")
+
+
+async def test_a_server_is_trusted_by_nothing_but_true() -> None:
+    no: Any = "no"
+    with pytest.raises(InvalidInput, match="is_trusted is 'no', a str; it takes True or False"):
+        async with mcp_tools("https://a.example", is_trusted=no):
+            pytest.fail("it would have been trusted")
 
 
 def listing(tools: Sequence[types.Tool], cursor: str | None = None) -> Client:

@@ -5,6 +5,7 @@ pydantic-ai runs on asyncio alone, and so do these tests, except the one that sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -792,6 +793,10 @@ async def test_what_cannot_be_meant_is_refused() -> None:
     agent = Agent(Scripted().model)
     with pytest.raises(InvalidInput):
         PydanticAgent(agent, max_iterations=0)
+    with pytest.raises(InvalidInput):
+        PydanticAgent(agent, max_iterations=math.nan)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        PydanticAgent(agent, streams="no")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput):
         PydanticAgent(agent, confirm="refund")
 
