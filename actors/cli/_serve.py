@@ -22,6 +22,7 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
+from inspect import isasyncgenfunction, iscoroutinefunction
 from io import FileIO
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -468,7 +469,14 @@ def _load_agent(place: str) -> Agent:
         fail(UNUSABLE, f"{name} cannot be loaded: {type(error).__name__}: {error}")
     found: Agent | FunctionType | None = getattr(module, attribute, None)
     if isinstance(found, FunctionType):
-        fail(UNUSABLE, f"{place} is a plain function; write @agent above its `async def`")
+        is_async = iscoroutinefunction(found) or isasyncgenfunction(found)
+        advice = "write @agent above its `async def`"
+        if not is_async:
+            advice = (
+                f"if it returns an agent, write `served = {attribute}()` in the module and name "
+                "`served`; if it answers itself, make it an `async def` with @agent above it"
+            )
+        fail(UNUSABLE, f"{place} is a plain function; {advice}")
     if found is None or not is_agent(found):
         known = [one for one, value in vars(module).items() if is_agent(value)]
         said = f"it has {', '.join(known)}" if known else "it has no agents; make one with @agent"

@@ -160,6 +160,19 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
     assert said.endswith(":support is a plain function; write @agent above its `async def`\n")
 
 
+def test_a_function_that_makes_an_agent_is_told_to_serve_what_it_returns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "factory.py"
+    module.write_text("def make(): ...\n")
+
+    with pytest.raises(typer.Exit):
+        _load_agent(f"{module}:make")
+
+    said = capsys.readouterr().err
+    assert "make is a plain function; if it returns an agent, write `served = make()`" in said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
