@@ -66,6 +66,7 @@ from .schema import (
     open_for_writing,
     real_path,
     refusals,
+    refuse_stranger,
 )
 from .writer import Change, SQLiteWriter, Upkeep
 
@@ -235,6 +236,7 @@ class SQLiteJournal(DatabaseJournal):
 
     async def _own(self) -> None:
         self._lock.owner = self._address or process_name()
+        await self._on_disk(partial(refuse_stranger, self._path))
         await self._acquire()
         self._closed_by = None
         await self._writer.start()

@@ -311,6 +311,23 @@ def real_path(path: str | PathLike[str]) -> Path:
     return resolved
 
 
+def refuse_stranger(path: Path) -> None:
+    """Raise `JournalRefused` if the file is no journal, before a lock is put beside it.
+
+    It reads the file alone, and only if there is no log: any other doubt is for the checks of the
+    opening, which hold the lock.
+    """
+    with refusals(path):
+        if not path.exists() or log_bytes(path):
+            return
+        try:
+            with contextlib.closing(_connect(path, "ro", 0, is_immutable=True)) as connection:
+                _check_kind(connection, path)
+        except sqlite3.Error as error:
+            if error_code(error) == sqlite3.SQLITE_NOTADB:
+                raise
+
+
 def open_for_writing(
     path: Path, *, synchronous: Synchronous, busy_wait_s: float
 ) -> sqlite3.Connection:
@@ -562,8 +579,8 @@ def _connect(
     return connection
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the file's schema version; raise `JournalRefused` if this code cannot use it."""
+def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `JournalRefused` if the file is no journal."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         found = "an empty file" if not path.stat().st_size else "not a turnkeeper journal"
@@ -571,6 +588,11 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
             f"{path} is {found}; nothing was changed; give another path, restore the journal, or "
             "move the file away"
         )
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the file's schema version; raise `JournalRefused` if this code cannot use it."""
+    _check_kind(connection, path)
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not 1 <= version <= SCHEMA_VERSION:
         raise JournalRefused(
