@@ -120,7 +120,7 @@ class RecoveryActor(Actor[Look]):
     async def _look(self) -> None:
         ports = self.context.ports
         began_at = ports.loop_time()
-        took_s: float | None = None
+        took_s = 0.0  # of one that fails: it may have waited for a database that was away
         try:
             found = await self._recovery.find()
             # Opening them does not count: that is work to be done, however long it takes.
@@ -128,7 +128,7 @@ class RecoveryActor(Actor[Look]):
             await self._recovery.open(found)
         except TurnkeeperError as error:
             log_unavailable("search for unfinished conversations failed", error)
-        self._wait(ports.loop_time() - began_at if took_s is None else took_s)
+        self._wait(took_s)
 
     def _wait(self, took_s: float) -> None:
         # Random, so that the processes that share a journal do not all look at the same time and

@@ -158,6 +158,29 @@ async def test_opening_that_takes_long_does_not_put_off_the_next_look() -> None:
         assert "interrupted" in await log_of(here["second"], all_kinds=True)
 
 
+async def test_a_look_that_failed_late_does_not_put_off_the_next_one() -> None:
+    """A database that was away for a minute put off the next look by twenty."""
+
+    class Away(MemoryJournal):
+        is_away = False
+
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            if self.is_away:
+                await clock.ports().sleep(60.0)
+                self.is_away = False
+                raise JournalUnavailable("not now")
+            return await super().find_abandoned()
+
+    store, clock = MemoryStore(), VirtualClock()
+    journal = Away(store)
+    async with Conversations(HeldAgent(), journal=journal, ports=clock.ports()) as here:
+        journal.is_away = True
+        await leave_unfinished(store, "c")
+        await clock.advance(60.0 + 2 * TWO_LOOKS_S)
+        assert not journal.is_away
+        assert "interrupted" in await log_of(here["c"], all_kinds=True)
+
+
 async def test_a_turn_that_waits_for_a_person_is_not_taken_up() -> None:
     @agent
     async def asking(turn: TurnContext) -> None:
