@@ -42,8 +42,13 @@ __all__ = [
 
 SCHEMA = "turnkeeper"
 """The schema of a journal in a database, by default."""
-# After the user's name, or among the parameters, where `sslpassword` is one, too.
-_PASSWORD = re.compile(r"(?<=//)(?P<user>[^/@:]*):[^/@]*@|(?<=[?&])(ssl)?password=[^&]*&?")
+# After the user's name in a URL, also in one whose scheme is mistyped or missing; or among the
+# parameters, where `sslpassword` is one, too.
+_PASSWORD = re.compile(
+    r"^(?P<user>([a-z][a-z0-9+.-]*:|postgres[a-z]*|)//[^/@:]*):[^/@]*@"
+    r"|(?<=[?&])(ssl)?password=[^&]*&?",
+    re.IGNORECASE,
+)
 _PARAMETER = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 Db = Annotated[

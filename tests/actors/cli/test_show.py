@@ -329,7 +329,11 @@ def test_showing_takes_no_ownership_and_works_beside_a_writer(db: Path) -> None:
         ("postgresql://db/chats?user=ann&password=secret", "postgresql://db/chats?user=ann&"),
         ("postgresql://db/chats?password=secret&user=ann", "postgresql://db/chats?user=ann"),
         ("postgresql://db/chats?sslpassword=secret", "postgresql://db/chats?"),
+        ("postgres1://ann:secret@db/chats", "postgres1://ann@db/chats"),
+        ("Postgresql//ann:secret@db/chats", "Postgresql//ann@db/chats"),
+        ("//ann:secret@db/chats", "//ann@db/chats"),
         ("folder//chats@home.db", "folder//chats@home.db"),
+        ("folder//ann:chats@home.db", "folder//ann:chats@home.db"),
     ],
 )
 def test_a_url_is_shown_with_its_user_and_without_any_password(url: str, shown: str) -> None:
