@@ -11,8 +11,9 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import anyio
@@ -51,12 +52,25 @@ from ._protocol import (
 from ._script import exchange
 from .worker import perform, serve, views_of
 
-__all__ = ["is_postgres", "main", "open_journal"]
+__all__ = ["is_postgres", "main", "memory_max", "open_journal"]
 
 _LEASE_S = 3.0
 _VITALS_EVERY_S = 1.0
 # Linux counts in KiB, macOS in bytes.
 _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def memory_max() -> int:
+    """Return the most memory that this process has had, in bytes.
+
+    On Linux, `getrusage` counts the memory of the parent, too: this process had it between its fork
+    and its exec.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT
 
 
 def is_postgres(db: str) -> bool:
@@ -135,7 +149,7 @@ class _Desk:
             Vitals(
                 waiting=self._waiting.total(),
                 waiting_max=max(self._waiting.values(), default=0),
-                memory_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
+                memory_max=memory_max(),
                 late=tuple(self._lateness.counts),
                 late_s_max=self._lateness.longest_s,
             )

@@ -52,6 +52,22 @@ def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> s
 # --- that it holds -------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux has it")
+def test_a_workers_memory_is_not_that_of_its_parent() -> None:
+    child = "from turnkeeper.actors.cli.stress_worker import memory_max; print(memory_max())"
+    parent = (
+        "import subprocess, sys\n"
+        "large = b'x' * (400 << 20)\n"
+        f"subprocess.run([sys.executable, '-P', '-c', {child!r}], check=True)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", parent], capture_output=True, text=True, check=True
+    )
+
+    assert 10_000_000 < int(done.stdout) < 400 << 20
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
     tmp_path: Path, backend: str
