@@ -589,7 +589,7 @@ class ImportRefused(Refused):
 
 
 class CorruptLog(Refused):
-    """A stored log cannot be read; nothing was changed, and it is never opened as if empty.
+    """A stored log cannot be read; it was not changed, and it is never opened as if empty.
 
     `others` are further conversations that the same call found damaged.
     """
@@ -603,7 +603,7 @@ class CorruptLog(Refused):
         also = f"further damaged conversations: {', '.join(shown)}{more}; " if others else ""
         super().__init__(
             f"conversation {conversation_id} cannot be read at seq {seq}: {found}; "
-            f"nothing was changed; {also}"
+            f"it was not changed; {also}"
             "run `turnkeeper verify`, then repair the journal, or restore a backup"
         )
         self.conversation_id = conversation_id

@@ -661,6 +661,7 @@ async def test_a_damaged_conversation_keeps_no_other_from_expiring(tmp_path: Pat
         assert [damage.value.conversation_id, *damage.value.others] == damaged
         assert "b01, " in str(damage.value)
         assert "b10 and 2 more" in str(damage.value)
+        assert "nothing was changed" not in str(damage.value), "the others were deleted"
         assert [info.conversation_id for info in await conversations.journal.list()] == damaged
 
 
