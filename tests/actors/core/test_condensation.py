@@ -373,15 +373,15 @@ def test_a_proposal_is_refused_when_anything_that_was_shown_has_left_the_view() 
     assert "left the view" in str(check_proposal(_proposal(log[:2]), shown, now))
 
 
-def test_a_summary_replaces_a_lone_summary_only_if_it_is_shorter() -> None:
+def test_a_summary_replaces_a_lone_summary_only_if_it_is_a_tenth_shorter() -> None:
     """Otherwise the need stays as it was, and the condenser is asked without end."""
     make = Maker()
     first = make.user()
     condensed = make.condense(first, summary="They met.", offset=0)
     view = _view(first, condensed)
-    for summary in ("They met.", "They met again."):
-        assert "no shorter" in str(check_proposal(_proposal(view, summary), view, view))
-    for shorter in ("A talk.", None):
+    for summary in ("They met.", "They met again.", "They met"):
+        assert "not a tenth shorter" in str(check_proposal(_proposal(view, summary), view, view))
+    for shorter in ("Met.", None):
         assert isinstance(check_proposal(_proposal(view, shorter), view, view), CondensationPlan)
     asked = _view(first, condensed, make.request())
     assert isinstance(

@@ -56,6 +56,23 @@ async def test_a_summary_that_is_too_long_itself_is_not_summarised_without_end()
     assert 0 < sum(isinstance(event, CondensationEvent) for event in log) <= calls
 
 
+async def test_a_summary_that_gets_shorter_by_a_character_is_not_summarised_for_each() -> None:
+    lengths = []
+
+    async def summarize(history: str) -> str:
+        lengths.append(len(history))
+        return "s" * (3_999 - len(lengths))
+
+    condenser = SummarizingCondenser(summarize, RollingCondenser(max_tokens=500, keep_first=0))
+    async with verified(HeldAgent(), journal=MemoryJournal(), condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(f"{n}" * 1_000)).end()
+        await anyio.wait_all_tasks_blocked()
+
+    assert 0 < len(lengths) < 30
+
+
 class Panic(BaseException):
     """As the extension module of a tokenizer raises it: no `Exception`."""
 
