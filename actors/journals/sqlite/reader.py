@@ -151,7 +151,10 @@ class SQLiteReader:
                     "nothing was changed; put it back, or restore a backup"
                 ) from error
             refuse_unreadable(self._path, error)
-            self._open_again(error)
+            try:
+                self._open_again()
+            except JournalRefused:
+                raise error from None
         try:
             return self._do(apply)
         except (JournalRefused, CorruptLog) as error:
@@ -159,18 +162,18 @@ class SQLiteReader:
                 refuse_replaced(self._path, error)
             raise
 
-    def _open_again(self, found: TurnkeeperError) -> None:
-        """Replace the connection; raise `found` if the file cannot be opened for its damage."""
-        first = self.connection
-        try:
-            self._open()
-        except JournalRefused:
-            raise found from None
-        first.close()
+    def _open_again(self) -> None:
+        """Replace the connection."""
+        # Opened first: if that fails, the next read compares with the state of the old one.
+        before = self.connection
+        self._open()
+        before.close()
 
     def _do(self, apply: Callable[[SQLiteReader], T]) -> T:
         try:
             if self._is_owner:
+                if self._is_migrated():  # by a newer process, which has taken the file over
+                    self._open_again()
                 return self._in_transaction(apply)
             return self._beside_a_writer(apply)
         except (sqlite3.Error, ValueError, TypeError, MemoryError, OSError) as error:
@@ -201,10 +204,7 @@ class SQLiteReader:
     def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
         for _ in range(_READS_MAX):
             if self._look() != self._state or self._is_migrated():
-                # Opened first: if that fails, the next read compares with the state of the old one.
-                before = self.connection
-                self._open()
-                before.close()
+                self._open_again()
             state = self._state
             try:
                 result = self._in_transaction(apply)

@@ -154,3 +154,22 @@ async def test_a_reader_refuses_a_file_that_a_newer_version_migrates_while_it_is
             for _ in range(2):
                 with pytest.raises(JournalRefused, match="use a newer turnkeeper"):
                     await read_all(reader, "c")
+
+
+async def test_an_owner_refuses_to_read_a_file_that_a_newer_version_took_over(
+    tmp_path: Path,
+) -> None:
+    """It no longer wrote, but read on as if the file were what it knew."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        await journal.append(
+            "c", [make_record("e1")], epoch=claim.epoch, expected_seq=1, is_unfinished=False
+        )
+        async with SQLiteJournal(path, takeover=True):
+            assert await read_all(journal, "c") == ["e1"]
+            with closing(sqlite3.connect(path, isolation_level=None)) as newer:
+                newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+            for _ in range(2):
+                with pytest.raises(JournalRefused, match="use a newer turnkeeper"):
+                    await read_all(journal, "c")
