@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Literal, LiteralString, TypeAlias
 
 import anyio
@@ -21,13 +21,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
-from turnkeeper.runtime import TurnkeeperError
+from turnkeeper.runtime import ActorState, Tree, TurnkeeperError
 
 from ..conversations.conversation import Conversation
 from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
 from ..core.listing import ConversationPage
-from ..core.snapshots import SLICE_EVENTS
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.state import ColdLoad
 from ..core.transcript import Transcript
 from ..errors import NotYours
@@ -707,7 +707,30 @@ async def erase(
 @router.get("/runtime/tree")
 async def read_tree(caller: Inspecting) -> Response:
     """Return the state of all actors, without any message."""
-    return json_reply(asdict(caller.service.conversations.runtime.tree()))
+    tree = caller.service.conversations.runtime.tree()
+    times = [asdict(each) for each in tree.handling_times]
+    return json_reply({"actors": await in_slices(_actors_json(tree)), "handling_times": times})
+
+
+_OF_ACTOR = tuple(field.name for field in fields(ActorState) if field.name != "children")
+
+
+def _actors_json(tree: Tree) -> Slices[Sequence[dict[str, object]]]:
+    """Return the actors, each with those below it; in slices, as there may be very many."""
+    roots: list[dict[str, object]] = []
+    waiting = [(roots, tree.actors)]
+    count = 0
+    while waiting:
+        found, states = waiting.pop()
+        for state in states:
+            below: list[dict[str, object]] = []
+            found.append({**{name: getattr(state, name) for name in _OF_ACTOR}, "children": below})
+            if state.children:
+                waiting.append((below, state.children))
+            count += 1
+            if count % SLICE_EVENTS == 0:
+                yield
+    return roots
 
 
 @router.get("/dead-letters")

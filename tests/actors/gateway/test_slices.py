@@ -6,10 +6,11 @@ What runs between two passes of the event loop is counted in calls, which repeat
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import anyio
 import httpx
@@ -17,9 +18,12 @@ import pytest
 
 from tests.actors.conversations.worlds import HeldAgent
 from tests.browser.stories import Story
+from tests.runtime.actors import Counter, Get
 from turnkeeper.actors import Conversations, Journal, MemoryJournal, SQLiteJournal, gateway
 
 from .worlds import JSON
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.anyio, pytest.mark.costly]
 
@@ -36,12 +40,12 @@ class Passes:
 
     def __init__(self) -> None:
         self.most = 0
-        self._calls = 0
+        self.calls = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         def count(_frame: FrameType, what: str, _of: object) -> None:
-            self._calls += what in ("call", "c_call")
+            self.calls += what in ("call", "c_call")
 
         sys.setprofile(count)
         try:
@@ -51,9 +55,9 @@ class Passes:
 
     async def note(self) -> None:
         while True:
-            self._calls = 0
+            self.calls = 0
             await anyio.lowlevel.checkpoint()
-            self.most = max(self.most, self._calls)
+            self.most = max(self.most, self.calls)
 
 
 def story_of(turns: int, name: str | None = None) -> Story:
@@ -158,3 +162,31 @@ async def test_other_tasks_run_while_many_rows_are_made_into_an_answer(
         many, _ = await most_calls(client, "GET", f"{asked}&limit={ROWS}")
 
     assert many <= few + MORE_CALLS_MAX
+
+
+async def test_other_tasks_run_while_many_actors_are_made_into_an_answer() -> None:
+    """The state of all actors is taken in one go, because it is that of one moment."""
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        actors = conversations.runtime.region("many", lambda _: Counter())
+        transport = httpx.ASGITransport(gateway.app(conversations))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost/v1/", headers=JSON
+        ) as client:
+            await most_calls(client, "GET", "runtime/tree")
+            few, _ = await most_calls(client, "GET", "runtime/tree")
+            for number in range(ROWS):
+                await actors[f"actor-{number}"].ask(Get())
+            taking, tree = count_calls(conversations.runtime.tree)
+            many, length = await most_calls(client, "GET", "runtime/tree")
+
+    assert str(tree).count("actor-") == ROWS
+    assert length > 100 * ROWS
+    assert many <= few + taking + MORE_CALLS_MAX
+
+
+def count_calls(function: Callable[[], T]) -> tuple[int, T]:
+    """Return how many calls a function makes, and what it returns."""
+    passes = Passes()
+    with passes.counting():
+        returned = function()
+    return passes.calls, returned
