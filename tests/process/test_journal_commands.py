@@ -279,8 +279,19 @@ def test_damaged_conversations_are_deleted_by_their_age_like_others(path: Path) 
     assert command("delete", path, "--older-than", "0", "-y").stdout == "2 conversations deleted\n"
 
 
+async def write_to(path: Path) -> None:
+    """Leave a log beside the file, for which it has a stamp, if another program has it open.
+
+    A file without one, which another program reads in one transaction, is not opened.
+    """
+    async with SQLiteJournal(path) as journal:
+        await journal.claim("carol")
+
+
 def test_a_deletion_beside_a_reader_says_what_may_be_left(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("SELECT count(*) FROM event").fetchone()
+        anyio.run(write_to, path)
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM event").fetchone()
         done = command("delete", path, "bob", "-y").stdout
