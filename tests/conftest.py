@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -59,6 +60,14 @@ def _frozen() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def _interrupted_by_ctrl_c() -> Generator[None, None, None]:
+    """As in a terminal; a job in the background of a shell inherits an ignored SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_sessionfinish() -> None:

@@ -139,6 +139,7 @@ def test_a_wait_ends_at_its_bound_and_the_turn_goes_on(backend: Backend) -> None
         assert call(turn.reply) == "done"
 
 
+@pytest.mark.usefixtures("_interrupted_by_ctrl_c")
 def test_ctrl_c_cancels_the_wait(call: Blocking) -> None:
     cancelled = threading.Event()
     caller = threading.get_ident()
@@ -157,13 +158,8 @@ def test_ctrl_c_cancels_the_wait(call: Blocking) -> None:
         finally:
             cancelled.set()
 
-    # A background job, as a continuous build may be, has SIGINT ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            call(wait)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        call(wait)
     assert cancelled.wait(60)
 
 

@@ -124,6 +124,7 @@ def test_wherever_its_task_is_cancelled_natively_nothing_of_a_journal_stays_behi
         assert anyio.run(found, make(Ports()))[-2:] == [f"other-{n}", f"again-{n}"]
 
 
+@pytest.mark.usefixtures("_interrupted_by_ctrl_c")
 @pytest.mark.parametrize("when", ["as the thread starts", "as it is waited for"])
 def test_an_interrupt_while_a_file_is_opened_keeps_its_lock(tmp_path: Path, when: str) -> None:
     """An interrupt ends every wait at once, as Ctrl-C does on trio; the thread still opens."""

@@ -9,7 +9,6 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -479,14 +478,6 @@ def test_a_repair_without_an_answer_is_given_up_changes_nothing_and_is_run_again
     done = repair(path)
     assert done is not None
     assert done.records
-
-
-@pytest.fixture
-def _interrupted_by_ctrl_c() -> Iterator[None]:
-    """As in a terminal; a job in the background of a shell inherits an ignored SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("original", "_interrupted_by_ctrl_c")
