@@ -369,6 +369,7 @@ class RunEvents:
                 self._turn_id = event.turn_id
             case MessageQueuedEvent(message_id=self._message_id):
                 self._turn_id = None
+                self._early.clear()  # the turn that they are of was rolled back
             case ConfirmationRequestedEvent(tool_call_ids=call_ids):
                 self._requested = call_ids
             case _:

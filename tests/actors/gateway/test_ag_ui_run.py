@@ -369,6 +369,23 @@ def test_pieces_before_an_event_that_the_client_has_are_the_beginning_of_those_a
     assert getattr(rest[2].event, "delta", None) == "so very good"
 
 
+@pytest.mark.parametrize("seq", [3, 4])
+def test_pieces_of_a_turn_that_was_rolled_back_are_of_no_later_turn(seq: int) -> None:
+    """They come from a process that lags, before the event with which the message waits again."""
+    queued = MessageQueuedEvent(content="hello", message_id="m1", turn_id="own", steers=TURN)
+    again = MessageQueuedEvent(content="hello", message_id="m1", turn_id="next", queued_again=True)
+    joined = UserMessageEvent(content="hello", message_id="m1", turn_id="next")
+    said = AgentMessageEvent(content="said", turn_id="next")
+    ended = TurnEndedEvent(outcome="completed", turn_id="next")
+    lost = TextDelta(1, TURN, 0, 1, 0, "lost")
+    items = logged([queued, begun(), lost, again, joined, said, ended])
+
+    rest = list(stream(items, log_of(items), after=Progress(seq)))
+
+    deltas = [getattr(out.event, "delta", "") for out in rest]
+    assert [delta for delta in deltas if delta] == ["said"]
+
+
 @given(
     st.integers(1, 1 << 53),
     st.integers(-(1 << 55), 1 << 57),
