@@ -89,13 +89,16 @@ def is_given(context: typer.Context, name: str) -> bool:
 def interrupted_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, and then end this process.
 
-    So the processes that the block has started end, too. A signal that is ignored, as under nohup,
+    So the processes that the block has started end, too. Later ones change nothing: the end of a
+    terminal or of a service often comes with several. A signal that is ignored, as under nohup,
     stays so.
     """
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         came.append(number)
+        if len(came) > 1:
+            return
         by_ctrl_c = signal.getsignal(signal.SIGINT)  # asyncio's own while a loop runs
         if not callable(by_ctrl_c):  # ignored, as in the background of a shell
             raise KeyboardInterrupt

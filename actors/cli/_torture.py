@@ -174,7 +174,7 @@ def torture(
     ports = Ports()
     seed = ports.random.randrange(SEEDS) if seed is None else seed
     errors = Console(stderr=True, highlight=False)
-    with ExitStack() as stack:
+    with interrupted_by_signals(), ExitStack() as stack:
         file = None
         if history is not None:
             file = stack.enter_context(_opened(history))
@@ -288,10 +288,10 @@ def _run(made: Torture, display: Display) -> None:
     from ..torture.server import ServerLost  # noqa: PLC0415 - an extra
 
     try:
-        with interrupted_by_signals(), display:
+        with display:
             anyio.run(made.run)
     except KeyboardInterrupt:
-        fail(INTERRUPTED, "stopped by Ctrl-C: the history is not whole, so it is not checked")
+        fail(INTERRUPTED, "stopped: the history is not whole, so it is not checked")
     except ServerLost as lost:
         status = BROKEN if made.history.counts["acknowledged"] else UNUSABLE
         fail(status, printable(str(lost)))

@@ -213,13 +213,36 @@ def is_served(port: int) -> bool:
 def test_stopping_it_ends_its_server_too(
     tmp_path: Path, port: int, how: signal.Signals, status: int
 ) -> None:
+    history = tmp_path / "history.jsonl"
     arguments = [f"http://127.0.0.1:{port}", "--server", serve(port, tmp_path), "--kills", "0"]
+    arguments += ["--seconds", "60", "--history", str(history)]
     with subprocess.Popen(
-        [*COMMAND, "torture", *arguments, "--seconds", "60"], stderr=subprocess.PIPE, text=True
+        [*COMMAND, "torture", *arguments], stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         while not is_served(port):
             assert process.poll() is None
         process.send_signal(how)
         assert process.wait(120) == status
+        assert "stopped: the history is not whole" in process.stderr.read()
     assert not is_served(port)
+    assert '"record":"began"' in history.read_text()
+
+
+def test_a_second_signal_does_not_cut_short_what_the_first_one_ends() -> None:
+    """A terminal that is closed, and some service managers, send SIGTERM and SIGHUP together."""
+    program = """
+import signal
+from turnkeeper.actors.cli._exits import interrupted_by_signals
+
+with interrupted_by_signals():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGHUP)
+        print("whole", flush=True)
+"""
+    command = [sys.executable, "-P", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGTERM
+    assert ended.stdout == "whole\n"
