@@ -58,7 +58,7 @@ CountTokens: TypeAlias = Callable[[LLMConvertibleEvent], int]
 SHORTENED_LENGTH = 200
 """At least this many characters of a shortened result are kept."""
 RESUMMARY_SHARE = 0.9
-"""The summary of a summary is shorter if it has less than this share of its text."""
+"""The summary of a summary is shorter if it has less than this share of its characters."""
 RESET_TRIES_MAX = 5
 RESET_TEXT_FACTOR = 0.8
 _CHARACTERS_PER_TOKEN = 4
@@ -118,9 +118,9 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
 
     The forgotten events must be one run without gaps in the view, with a manipulation index at
     both ends; none of them may be protected by now; and no event that the condenser was shown may
-    have left the view since. A summary may take the place of a lone summary only if it is a tenth
-    shorter, or answers a request: otherwise the condenser, whose need is the same as before, would
-    be asked without end, or once for each character.
+    have left the view since. A summary may take the place of a lone summary only if it is more than
+    a tenth shorter, or answers a request: otherwise the condenser, whose need is the same as
+    before, would be asked without end, or once for each character.
     """
     forgotten = frozenset(proposal.forgotten_event_ids)
     if not forgotten:
@@ -142,11 +142,12 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
     if summary is None:
         return CondensationPlan(ids)
     first = now[start]
-    is_lone_summary = len(ids) == 1 and isinstance(first, CondensationSummaryEvent)
-    most = len(_text(first)) * (RESUMMARY_SHARE if is_lone_summary else 1)
-    shrinks = len(ids) > 1 or len(_BEFORE_SUMMARY) + len(summary) < most
-    if is_lone_summary and not (shrinks or now.unhandled_condensation_request):
-        return "its summary is not a tenth shorter than the summary that it replaces"
+    if len(ids) == 1 and isinstance(first, CondensationSummaryEvent):
+        shrinks = len(summary) < RESUMMARY_SHARE * len(first.content)
+        if not (shrinks or now.unhandled_condensation_request):
+            return "its summary is not a tenth shorter than the summary that it replaces"
+    else:
+        shrinks = len(ids) > 1 or len(_BEFORE_SUMMARY) + len(summary) < len(_text(first))
     return CondensationPlan(ids, summary, start, shrinks=shrinks)
 
 
