@@ -88,7 +88,7 @@ class Condensing:
         self._is_hard = False
         """True if the condenser's newest answer was that the need is hard."""
         self._reasons_told: frozenset[str] = frozenset()
-        """The reasons for refusing a proposal that the log has had a line for."""
+        """The reasons for refusing a proposal for which this owner has written a log line."""
         self._rests_with: View | None = None
         """The view that the condenser could not make shorter; it rests until the view changes."""
 
