@@ -42,10 +42,10 @@ __all__ = [
 
 SCHEMA = "turnkeeper"
 """The schema of a journal in a database, by default."""
-# After the user's name in a URL, also in one whose scheme is mistyped or missing; or among the
-# parameters, where `sslpassword` is one, too.
+# After the user's name in a URL, also in one that is quoted, or whose scheme is mistyped or
+# missing; or among the parameters, where `sslpassword` is one, too.
 _PASSWORD = re.compile(
-    r"^(?P<user>([a-z][a-z0-9+.-]*:|postgres[a-z]*|)//[^/@:]*):[^/@]*@"
+    r"(?P<user>(:|^postgres[a-z]*|^)//[^/@:]*):[^/@]*@"
     r"|(?<=[?&])(ssl)?password=[^&]*&?",
     re.IGNORECASE,
 )
@@ -98,7 +98,8 @@ def refuse_schema(db: str, schema: str) -> None:
     if schema != SCHEMA and not is_url(db):
         fail(
             UNUSABLE,
-            f"{printable(db)} is a file, and only a database has schemas; leave out --schema",
+            f"{printable(without_password(db))} is a file, and only a database has schemas; "
+            "leave out --schema",
         )
 
 

@@ -636,6 +636,8 @@ def test_a_schema_is_refused_for_a_file(path: Path, tmp_path: Path) -> None:
     ):
         said = told(name, path, *more, "--schema", "other")
         assert "is a file, and only a database has schemas; leave out --schema" in said
+    said = told("show", "'postgresql://ann:secret@db/chats'", "--schema", "other")
+    assert "'postgresql://ann@db/chats' is a file" in said
     assert "leave out --schema" in told("serve", "m:agent", "--db", path, "--schema", "other")
     assert "alice" in command("show", path, "--schema", "turnkeeper").stdout
 

@@ -227,6 +227,7 @@ def test_a_worker_in_which_nothing_goes_on_fails_the_run(
         (["--db", "no/such/x.db"], "no/such/x.db cannot be written: there is no folder no/such"),
         (["--db", "."], ". cannot be written: it is not a regular file"),
         (["--db", "dbname=chats password=x"], "a database is named by its URL"),
+        (["--db", "pgsql://me:secret@h/d"], "of a database, which begins with postgresql://"),
         (["--report", "no/such/x.html"], "no/such/x.html cannot be written: there is no folder"),
         (["--overlap", "1.5"], "--overlap"),
         (["--backend", "twisted"], "--backend"),
@@ -240,6 +241,7 @@ def test_an_option_that_cannot_be_meant_is_told_before_anything_runs(
 
     assert result.exit_code == 2
     assert told in result.stderr
+    assert "secret" not in result.stderr
     assert result.stdout == ""
 
 

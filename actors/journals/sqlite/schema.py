@@ -263,8 +263,9 @@ _NO_RECENT = """
 # The index `anchor` has one record in this many; only a migration may change it.
 ANCHOR_STEP = 64
 
-# Of any scheme: with a mistyped one, its password would get into the name of a file.
-_URL = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://")
+# Whatever is before it: with a mistyped scheme, or in the quotes of an environment file, its
+# password would get into the name of a file.
+_URL = re.compile("[^/]*://")
 
 # UPDATE … FROM, RETURNING, and the JSON functions built in.
 _SQLITE_VERSION_MIN = (3, 38)

@@ -885,6 +885,9 @@ class BytesPath:
         (Path(":memory:"), r"path is ':memory:'; .* use MemoryJournal\(\)"),
         ("sqlite:///chats.db", "path is a URL; it takes the path of a file, with ./ before it"),
         ("pgsql://me:secret@host/db", "which begins with postgresql://"),
+        ('"postgresql://me:secret@host/db"', "which begins with postgresql://"),
+        (" postgresql://me:secret@host/db", "which begins with postgresql://"),
+        ("DATABASE_URL=postgresql://me:secret@host/db", "which begins with postgresql://"),
         ("postgresql://me:secret@host/db", "PostgresJournal takes the URL of a database"),
     ],
 )
