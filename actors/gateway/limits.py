@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from ..values.text import check_number
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["GatewayLimits", "check_limits"]
 
 
-def check_limits(limits: Mapping[str, object]) -> None:
-    """Raise `InvalidInput` unless each of these numbers is more than 0."""
-    for name, limit in limits.items():
-        check_number(name, limit, "more than 0", above=0)
+def check_limits(limits: DataclassInstance) -> None:
+    """Raise `InvalidInput` unless each of these is more than 0, and whole if its default is."""
+    for field in fields(limits):
+        limit = getattr(limits, field.name)
+        if isinstance(field.default, int):
+            whole = "a whole number from 1 on"
+            check_number(field.name, limit, whole, least=1, is_whole=True)
+        else:
+            check_number(field.name, limit, "more than 0", above=0)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """The bounds on one request, one stream and one principal."""
+    """The bounds on one request, one stream and one principal. Raises `InvalidInput`."""
 
     body_bytes_max: int = 4 << 20
     header_bytes_max: int = 16 << 10
@@ -45,4 +53,4 @@ class GatewayLimits:
     """How many requests a principal may send at once, after a pause."""
 
     def __post_init__(self) -> None:
-        check_limits(asdict(self))
+        check_limits(self)

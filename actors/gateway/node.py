@@ -37,7 +37,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from typing import Self, TypeVar, cast
@@ -93,7 +93,7 @@ _logger = Logger("turnkeeper.gateway")
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """The bounds on the requests between nodes."""
+    """The bounds on the requests between nodes. Raises `InvalidInput`."""
 
     body_bytes_max: int = 32 << 20
     body_s: float = 30.0
@@ -116,7 +116,7 @@ class NodeLimits:
     turn."""
 
     def __post_init__(self) -> None:
-        check_limits(asdict(self))
+        check_limits(self)
 
 
 def node_address(url: str, *, ports: Ports | None = None) -> str:

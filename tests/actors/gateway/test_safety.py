@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import httpx
@@ -649,6 +651,20 @@ def test_a_limit_that_is_none_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=f"heartbeat_s is {limit}; it takes more than 0"):
         limits(heartbeat_s=limit)
+
+
+@pytest.mark.parametrize("limits", [gateway.GatewayLimits, gateway.NodeLimits])
+@pytest.mark.parametrize("limit", [0, 2.5, True, "3", math.inf])
+def test_a_count_that_is_not_whole_is_refused(
+    limits: type[gateway.GatewayLimits | gateway.NodeLimits],
+    limit: Any,  # noqa: ANN401 - a wrong one
+) -> None:
+    """With `page_max=2.5`, clients that gave no limit were told that theirs was not whole."""
+    counts = [field.name for field in fields(limits) if field.type == "int"]
+    assert len(counts) >= 3
+    for name in counts:
+        with pytest.raises(InvalidInput, match=f"^{name} is {limit!r}; it takes a whole number"):
+            limits(**{name: limit})
 
 
 # --- slow and broken clients ---------------------------------------------------------------------
