@@ -35,7 +35,7 @@ from ..events import StepRequest, ThinkingBlock, TokenUsage
 from ..tool_calls import ToolCall
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
-from ..values.text import check_number, storable
+from ..values.text import check_bool, check_number, storable
 from ..values.type_names import a_type
 from .schemas import api_schema
 
@@ -81,7 +81,10 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request to continue from a view, with the tools it may call. The view has no open call."""
+    """A request to continue from a view, with the tools it may call. The view has no open call.
+
+    Raises `InvalidInput` if two tools have one name, or a switch is not a bool.
+    """
 
     view: View
     tools: Sequence[ToolSpec] = ()
@@ -91,6 +94,8 @@ class ModelRequest:
     """Begin each chat message with the name of its author, if it has one."""
 
     def __post_init__(self) -> None:
+        check_bool("is_plain", self.is_plain)
+        check_bool("show_author", self.show_author)
         names: set[str] = set()
         for tool in self.tools:
             name = api_tool_name(tool.name)

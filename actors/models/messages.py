@@ -54,6 +54,7 @@ from ..events import (
 )
 from ..values.api_names import api_call_id, api_tool_name
 from ..values.frozen import FrozenJson, FrozenObject, frozen
+from ..values.text import check_bool
 
 __all__ = ["LLMMessages", "LLMShape", "OpenCalls", "making_llm_messages", "to_llm_messages"]
 
@@ -130,9 +131,12 @@ def to_llm_messages(
     `model` is the model that is asked; reasoning of other models is left out. With `is_plain`,
     images are only mentioned and thinking is left out: a provider that cannot read them refuses the
     whole request. With `show_author`, the text of a chat message begins with the name of its
-    author, if it has one, and a colon. Raises `OpenCalls` if a call has no result. The messages are
-    immutable `dict`s, which the official packages take as they are.
+    author, if it has one, and a colon. Raises `OpenCalls` if a call has no result, and
+    `InvalidInput` if `is_plain` or `show_author` is not a bool. The messages are immutable `dict`s,
+    which the official packages take as they are.
     """
+    check_bool("is_plain", is_plain)
+    check_bool("show_author", show_author)
     own = None if is_plain else thought_by(shape, model)
     return view.derive(
         ("messages", shape, own, is_plain, show_author),

@@ -25,6 +25,7 @@ from turnkeeper.actors import (
     Event,
     FileContent,
     MemoryJournal,
+    ModelRequest,
     Proposal,
     RollingCondenser,
     ScriptedModel,
@@ -54,6 +55,7 @@ from turnkeeper.actors.events import (
 )
 from turnkeeper.actors.gateway import app
 from turnkeeper.actors.journals.transfer import import_lines
+from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.runtime import NotDelivered, Ports
 
 pytestmark = pytest.mark.anyio
@@ -511,6 +513,10 @@ SWITCHES: dict[str, Callable[[Conversations, Any], object]] = {
     "is_error": lambda _, no: ToolResult("A", is_error=no),
     "may_have_happened": lambda _, no: ToolResult("A", may_have_happened=no),
     "app's read_only": lambda cs, no: app(cs, read_only=no),
+    "view's is_plain": lambda _, no: to_llm_messages(View.from_events([]), is_plain=no),
+    "view's show_author": lambda _, no: to_llm_messages(View.from_events([]), show_author=no),
+    "request's is_plain": lambda _, no: ModelRequest(View.from_events([]), is_plain=no),
+    "request's show_author": lambda _, no: ModelRequest(View.from_events([]), show_author=no),
 }
 
 
