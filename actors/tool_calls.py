@@ -42,7 +42,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The answer to a call."""
+    """The answer to a call. Raises `InvalidInput` for a field of another type."""
 
     content: str
     is_error: bool = False

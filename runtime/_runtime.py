@@ -96,6 +96,9 @@ class Runtime:
     `handle_signals`: SIGINT and SIGTERM leave the runtime, as if its block had ended there; a
     second signal cuts `drain_s` and `stop_s` short. For programs that own their process, and in the
     main thread only.
+
+    Raises `TypeError` for a switch or a `supervision` of another type, and `ValueError` for a
+    number that cannot be used.
     """
 
     def __init__(
@@ -177,8 +180,9 @@ class Runtime:
         about this actor's failures before the runtime's does, and counts its restarts separately.
 
         Raises `ValueError` if an actor of this name is there already, `TypeError` for an actor in
-        place of its factory, and `ActorEnded` if the runtime is closing. Raises `RuntimeError` if
-        the runtime is not entered, or has been left, and in another event loop than its own.
+        place of its factory and a setting of another type, and `ActorEnded` if the runtime is
+        closing. Raises `RuntimeError` if the runtime is not entered, or has been left, and in
+        another event loop than its own.
         """
         self._check_entered()
         return self._root.spawn(

@@ -110,7 +110,8 @@ class Supervisor:
         too often by that count, this supervisor judges the failure.
 
         Raises `ValueError` if a child of this name is there already, `TypeError` for an actor in
-        place of its factory, and `ActorEnded` once this supervisor or the runtime is stopping.
+        place of its factory and a setting of another type, and `ActorEnded` once this supervisor or
+        the runtime is stopping.
         """
         check_factory(factory, name)
         if mailbox is not None:

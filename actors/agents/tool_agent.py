@@ -64,7 +64,10 @@ ConfirmationPolicy: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ConfirmRisky:
-    """Asks the user about calls of this risk and above, and about those of unknown risk."""
+    """Asks the user about calls of this risk and above, and about those of unknown risk.
+
+    Raises `InvalidInput` if `least` is no risk, or `unknown` no bool.
+    """
 
     least: Risk = "high"
     unknown: bool = True

@@ -371,7 +371,8 @@ class TurnContext:
         """Say something to the user; `llm_response_id` is the model's id of its response.
 
         With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn,
-        unless a pause holds it; return from the agent after that. Raises `AnswerTooLong`.
+        unless a pause holds it; return from the agent after that. Raises `AnswerTooLong`, and
+        `InvalidInput` for an argument that cannot be used.
         """
         check_bool("ends_turn", ends_turn)
         message = self._make(
@@ -476,7 +477,8 @@ class TurnContext:
 
         `text` is the model's text beside its calls. With `usage`, the same commit finishes a step.
         With `needs_confirmation` the turn waits for the user, and this ends the agent's run with
-        `TurnSuspended`; only a resumable agent can ask for that. Raises `AnswerTooLong`.
+        `TurnSuspended`; only a resumable agent can ask for that. Raises `AnswerTooLong`,
+        and `InvalidInput` for an argument that cannot be used.
         """
         check_bool("needs_confirmation", needs_confirmation)
         if not calls:

@@ -342,7 +342,8 @@ class Conversation:
         conversation that does not exist yet. Otherwise it stops at the end of the log, and raises
         `ConversationNotFound`. A slow reader reads from the journal, and delays no other reader and
         no sender. Iterate a reader from one task; cancelling its wait loses no event. A reader
-        keeps no owner active; drop it to end it.
+        keeps no owner active; drop it to end it. Raises `InvalidInput` for an argument of another
+        type.
         """
         _check_after(after)
         check_bool("live", live)
@@ -437,6 +438,7 @@ class Conversation:
         `park_s` seconds, and `append` does not return until the result is in the log. It raises
         `ResultNotKept` if the owner stops first. If the same result is appended again meanwhile,
         with `park` or without, that call waits, too; it raises `OutcomeUnknown` if too many wait.
+        Raises `InvalidInput` if `park` is not a bool.
         """
         check_bool("park", park)
         return await self._ask(Append(event, park, expected=self._expected))
@@ -574,7 +576,8 @@ class Conversation:
         event at this seq, else `NotThisLog`. `at_us`: the time that the event must have, in
         microseconds since 1970, as well: an earlier log may have had the same id, if ids are given.
         `behalf`: the principal for whom the commands are sent; if another process owns the
-        conversation, that process authorizes the principal again, else `Forbidden`.
+        conversation, that process authorizes the principal again, else `Forbidden`. Raises
+        `InvalidInput` for a value that cannot be expected.
         """
         expected = Expected(owner, exists, seq, event_id, at_us, behalf)
         return Conversation(self.conversation_id, self._region, self._setup, expected)

@@ -28,7 +28,10 @@ _FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max", "labels_max")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that the log takes at once, and that memory keeps of a conversation."""
+    """The most that the log takes at once, and that memory keeps of a conversation.
+
+    All are whole numbers; raises `InvalidInput` for any other value.
+    """
 
     known_messages_max: int = 1024
     """The message ids that the turn table holds; older ones are looked up in the journal."""

@@ -114,7 +114,8 @@ async def mcp_tools(
     bounds each call, each request of a client that is made here, and the opening of a `Client` that
     is given. `is_trusted` means that the server's hints count: a call may run twice if its tool is
     idempotent or only reads, and the risk of a tool is low if it only reads, high if it may
-    destroy, else medium. Raises `McpUnavailable`, also past `timeout_s`.
+    destroy, else medium. Raises `McpUnavailable`, also past `timeout_s`, and `InvalidInput` for an
+    argument that cannot be used.
     """
     _check_server(server, timeout_s)
     check_bool("is_trusted", is_trusted)

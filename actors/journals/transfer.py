@@ -184,7 +184,8 @@ async def import_lines(
     With `keep_users`, conversations keep their users. Otherwise they have none, since the same
     name may be another person here. Raises `ImportRefused` with the number of a bad line, and
     `InvalidInput` for ids and events that no journal takes. The conversations before that line are
-    imported then, and perhaps some records of its own.
+    imported then, and perhaps some records of its own. Raises `InvalidInput` before it reads a line
+    if `keep_users` is not a bool.
     Raises `ConversationExists` if the journal has a different conversation of the same name, and
     `EventIdConflict` or `MessageIdConflict` for an id that one conversation has twice.
 

@@ -261,7 +261,8 @@ class ConversationState:
         """Append one event to the log, if admission allows it.
 
         If not, raises `AdmissionRefused`, or returns a `Rejected` if `raises` is False. Raises
-        `EventIdConflict` if the log has the event's id with other content.
+        `EventIdConflict` if the log has the event's id with other content, and `InvalidInput` if
+        `raises` is not a bool.
         """
         check_bool("raises", raises)
         if self._is_past:
