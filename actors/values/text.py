@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from ..errors import InvalidConversationId, InvalidInput
-from .type_names import a_type
+from .type_names import a_name, a_type
 
 __all__ = [
     "ID_LENGTH_MAX",
@@ -110,11 +110,15 @@ def check_length(
 def check_bool(what: str, found: object) -> None:
     """Raise `InvalidInput` if this is not a bool. `what` names it.
 
-    A text such as "no", from an environment variable, would count as true.
+    A text such as "no", from an environment variable, would count as true. The error does not quote
+    it: in `ToolResult("done", text)` it is the result of a call, which no log line may have.
     """
     if not isinstance(found, bool):
+        kind = type(found)
+        is_builtin = kind.__module__ == "builtins"  # NumPy has a `bool`, too
+        name = kind.__name__ if is_builtin else f"{kind.__module__}.{kind.__name__}"
         raise InvalidInput(
-            f"{what} is {found!r}, {a_type(found)}; it takes True or False",
+            f"{what} is {a_name(name)}; it takes True or False",
             argument=what,
             rule=f"{what} must be true or false",
         )

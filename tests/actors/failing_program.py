@@ -6,6 +6,7 @@ Run by `test_log_lines.py` as a process of its own, because it configures no log
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import anyio
 
@@ -20,6 +21,7 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
     ToolContext,
+    ToolResult,
     Tools,
     TurnContext,
     agent,
@@ -46,6 +48,12 @@ def bad(query: str) -> str:
 def good(query: str) -> str:
     """Answer."""
     return f"found {query}"
+
+
+def mixed_up(query: str) -> ToolResult:
+    """Give the result in the place of `is_error`."""
+    found: Any = f"found {query}"
+    return ToolResult("done", found)
 
 
 def hook(context: ToolContext, *_: object) -> None:
@@ -101,6 +109,7 @@ async def ask(one: Agent, *, is_to_be_held: bool = False) -> None:
 async def main() -> None:
     await ask(failing)
     await ask(asking("bad", [bad]))
+    await ask(asking("mixed_up", [mixed_up]))
     await ask(asking("good", Tools(good, before_call=hook)))
     await ask(asking("good", Tools(good, after_call=hook)))
     await ask(asking("good", [good], confirm=confirm), is_to_be_held=True)

@@ -52,6 +52,7 @@ def test_no_line_holds_what_was_said_and_none_goes_to_the_standard_output() -> N
         "ValueError: of the agent, 21",
         "tool failed",
         "RuntimeError: of the tool",
+        "InvalidInput: is_error is a str; it takes True or False",
         "before_call failed",
         "after_call failed",
         "confirm failed",

@@ -56,6 +56,7 @@ from turnkeeper.actors.events import (
 from turnkeeper.actors.gateway import app
 from turnkeeper.actors.journals.transfer import import_lines
 from turnkeeper.actors.models.messages import to_llm_messages
+from turnkeeper.actors.values.type_names import a_type
 from turnkeeper.runtime import NotDelivered, Ports
 
 pytestmark = pytest.mark.anyio
@@ -532,10 +533,18 @@ async def test_a_switch_takes_nothing_but_true_and_false(name: str, no: Any) -> 
             assert isinstance(used, Awaitable)
             await used
 
-        with pytest.raises(InvalidInput, match=f"^{argument} is {no!r}, .* or False") as refused:
+        found = f"^{argument} is {a_type(no)}; it takes True or False"
+        with pytest.raises(InvalidInput, match=found) as refused:
             await use()
         assert refused.value.argument == argument
         assert not await conversations["c"].exists()
+
+
+def test_the_error_about_a_bool_that_is_not_ours_says_whose_it_is() -> None:
+    """NumPy's is called bool, too."""
+    numpys: Any = type("bool", (), {"__module__": "numpy"})()
+    with pytest.raises(InvalidInput, match=r"is_error is a numpy\.bool; it takes True or False"):
+        ToolResult("A", is_error=numpys)
 
 
 @pytest.mark.parametrize("limit", [math.nan, -1, "3", True, 2.5, math.inf])

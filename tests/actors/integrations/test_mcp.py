@@ -382,7 +382,7 @@ async def test_what_is_no_server_is_refused_with_what_to_give(
 
 async def test_a_server_is_trusted_by_nothing_but_true() -> None:
     no: Any = "no"
-    with pytest.raises(InvalidInput, match="is_trusted is 'no', a str; it takes True or False"):
+    with pytest.raises(InvalidInput, match="is_trusted is a str; it takes True or False"):
         async with mcp_tools("https://a.example", is_trusted=no):
             pytest.fail("it would have been trusted")
 
