@@ -467,14 +467,17 @@ def _load_agent(place: str) -> Agent:
     except Exception as error:  # noqa: BLE001 - whatever the module raises
         traceback.print_exception(error)
         fail(UNUSABLE, f"{name} cannot be loaded: {type(error).__name__}: {error}")
-    found: Agent | FunctionType | None = getattr(module, attribute, None)
+    found: Agent | FunctionType | type | None = getattr(module, attribute, None)
+    call_it = f"write `served = {attribute}()` in the module and name `served`"
+    if isinstance(found, type):
+        fail(UNUSABLE, f"{place} is a class; if its objects are agents, {call_it}")
     if isinstance(found, FunctionType):
         is_async = iscoroutinefunction(found) or isasyncgenfunction(found)
         advice = "write @agent above its `async def`"
         if not is_async:
             advice = (
-                f"if it returns an agent, write `served = {attribute}()` in the module and name "
-                "`served`; if it answers itself, make it an `async def` with @agent above it"
+                f"if it returns an agent, {call_it}; if it answers itself, make it an `async def` "
+                "with @agent above it"
             )
         fail(UNUSABLE, f"{place} is a plain function; {advice}")
     if found is None or not is_agent(found):

@@ -160,17 +160,23 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
     assert said.endswith(":support is a plain function; write @agent above its `async def`\n")
 
 
-def test_a_function_that_makes_an_agent_is_told_to_serve_what_it_returns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def make(): ...", "make is a plain function; if it returns an agent"),
+        ("class make: ...", "make is a class; if its objects are agents"),
+    ],
+)
+def test_what_makes_an_agent_is_told_to_be_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, said: str
 ) -> None:
     module = tmp_path / "factory.py"
-    module.write_text("def make(): ...\n")
+    module.write_text(f"{code}\n")
 
     with pytest.raises(typer.Exit):
         _load_agent(f"{module}:make")
 
-    said = capsys.readouterr().err
-    assert "make is a plain function; if it returns an agent, write `served = make()`" in said
+    assert f"{said}, write `served = make()` in the module" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
