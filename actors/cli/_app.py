@@ -48,7 +48,7 @@ from ._exits import (
     told_output,
 )
 from ._journal import COMMANDS
-from ._journal_jobs import list_all
+from ._journal_jobs import list_all, was_url
 from ._naming import conversation_names
 from ._protocol import Start
 from ._replay import WORKER, Replay, WorkerLost
@@ -434,6 +434,8 @@ def _audited(
 
 def _names_taken(db: Path | None) -> frozenset[str]:
     """Return the names of the conversations that a journal holds already."""
+    if db is not None and was_url(db):
+        fail(UNUSABLE, "--db takes the path of a file, and not a URL; nothing was done")
     if db is not None and printable(str(db)) != str(db):
         fail(UNUSABLE, f"{printable(str(db))} cannot be the name of a journal")
     if db is not None and not db.parent.is_dir():

@@ -70,6 +70,7 @@ __all__ = [
     "rejections",
     "vacuum",
     "verify_logs",
+    "was_url",
     "write_whole",
 ]
 
@@ -89,6 +90,14 @@ OnProgress = Callable[[int, int], None]
 
 def is_url(db: str) -> bool:
     return db.startswith(_URLS)
+
+
+def was_url(path: Path) -> bool:
+    """True if this was given as a URL, in quotes or not: a path keeps one slash of two.
+
+    It may hold a password, so it is not to be quoted.
+    """
+    return len(path.parts) > 1 and path.parts[0].endswith(":")
 
 
 def is_other_file(db: str) -> bool:

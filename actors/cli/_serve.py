@@ -40,7 +40,7 @@ from ..owner.draining import check_drain
 from ._asking import SCHEMA, Schema, refuse_parameters, refuse_schema
 from ._error_lines import error_line
 from ._exits import BROKEN, UNUSABLE, fail, finite, is_given
-from ._journal_jobs import LEASE_S, is_url, open_journal
+from ._journal_jobs import LEASE_S, is_url, open_journal, was_url
 
 if sys.platform != "win32":
     import fcntl
@@ -235,7 +235,7 @@ def serve(
             "--postgres takes the URL of a database, as postgresql://USER@HOST/DATABASE; nothing "
             "was opened; --db takes the path of a file",
         )
-    if is_url(str(db).replace(":/", "://", 1)):  # a path keeps one slash of two
+    if was_url(db):
         fail(UNUSABLE, "--db takes the path of a file; give the URL of a database as --postgres")
     refuse_parameters(str(db))
     if postgres is not None and is_given(context, "db"):

@@ -315,6 +315,8 @@ def test_only_the_first_problems_are_listed(tmp_path: Path) -> None:
     ("options", "told"),
     [
         (["--db", "no/such/x.db"], "no/such/x.db cannot be written: there is no folder no/such"),
+        (["--db", "postgresql://me:secret@h/d"], "takes the path of a file, and not a URL"),
+        (["--db", "'postgresql://me:secret@h/d'"], "takes the path of a file, and not a URL"),
         (["--overlap", "1.5"], "--overlap"),
         (["--kills", "-1"], "--kills"),
         (["--policy", "shout"], "'shout' is not one of"),
@@ -328,6 +330,7 @@ def test_an_option_that_cannot_be_meant_is_told_before_anything_runs(
 
     assert result.exit_code == 2
     assert told in result.stderr
+    assert "secret" not in result.stderr
     assert result.stdout == ""
 
 

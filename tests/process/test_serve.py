@@ -258,6 +258,7 @@ def test_without_tokens_only_loopback_is_served(tmp_path: Path) -> None:
         (["--postgres", "chats"], "--postgres takes the URL of a database"),
         (["--postgres", "host=db password=secret"], "--postgres takes the URL of a database"),
         (["--db", "postgresql://db/chats"], "give the URL of a database as --postgres"),
+        (["--db", "'postgresql://a:b@db/chats'"], "give the URL of a database as --postgres"),
         (["--db", "host=db password=secret"], "a database is named by its URL"),
         (["--db", "chats.db", "--postgres", "postgresql://db/chats"], "name two journals"),
         (["--lease", "15"], "--lease is for a database, and chats.db is a file"),
