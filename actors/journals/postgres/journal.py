@@ -459,8 +459,9 @@ class PostgresJournal(DatabaseJournal):
         from .schema import bring_up_to_date, refusal  # noqa: PLC0415 - needs psycopg
         from .writer import PostgresWriter  # noqa: PLC0415 - needs psycopg
 
+        thread = self._writer
         presence = self._make_presence()
-        connect = partial(self._connect, before_wait=self._writer.wake_callers)
+        connect = partial(self._connect, before_wait=thread.wake_callers)
 
         def connect_again() -> BoundedConnection:
             with ExitStack() as opened:
@@ -476,7 +477,8 @@ class PostgresJournal(DatabaseJournal):
             presence.register(connection)
             presence.start()
             opened.pop_all()
-        self._presence = presence
+        if not thread.is_hung:  # else it is late, and the journal may have been entered again
+            self._presence = presence
         return PostgresWriter(
             Link(connect_again, connection, self._ports.monotonic),
             presence,

@@ -235,23 +235,25 @@ class SQLiteJournal(DatabaseJournal):
         await to_its_end(self._leave)
 
     async def _own(self) -> None:
-        self._lock.owner = self._address or process_name()
+        # One for each entering: a thread that comes back late has no say over the next one's.
+        self._lock = OwnerLock(self._path, self._address or process_name())
         await self._on_disk(partial(refuse_stranger, self._path))
         await self._acquire()
         self._closed_by = None
-        await self._writer.start()
         self._is_left = threading.Event()
+        await self._writer.start()
         self._ports.start_thread(
-            f"watch of the owner of {self._path}", partial(self._watch_lock, self._is_left)
+            f"watch of the owner of {self._path}",
+            partial(self._watch_lock, self._lock, self._is_left),
         )
 
-    def _watch_lock(self, is_left: threading.Event) -> None:
+    def _watch_lock(self, lock: OwnerLock, is_left: threading.Event) -> None:
         """Watch if another process takes the file over; runs in a separate thread."""
         while not is_left.wait(self._look_s):
             try:
-                self._lock.check()
+                lock.check()
             except OwnedElsewhere as error:
-                self._close_for_writing(error)
+                self._close_for_writing(is_left, error)
                 return
 
     async def _acquire(self) -> None:
@@ -274,12 +276,13 @@ class SQLiteJournal(DatabaseJournal):
         """Run `act`, which takes or releases the owner's lock, in a thread: the disk may hang."""
         ended: OneShot[None] = OneShot()
         is_late = threading.Event()
+        lock = self._lock
 
         def run() -> None:
             try:
                 act()
                 if is_late.is_set():
-                    self._lock.release()
+                    lock.release()
             except Exception as error:  # noqa: BLE001 - handed to the caller
                 self._call_in_loop(partial(ended.fail, error))
             else:
@@ -290,9 +293,9 @@ class SQLiteJournal(DatabaseJournal):
                 await ended.wait_until_done()
 
         hold = ClockHold()
-        self._ports.start_thread(f"lock of {self._path}", run)
-        hold.take()
         try:
+            self._ports.start_thread(f"lock of {self._path}", run)
+            hold.take()
             await to_its_end(wait_in_time)
         finally:
             hold.release()
@@ -505,7 +508,7 @@ class SQLiteJournal(DatabaseJournal):
                 is_searching=self._is_searching,
                 is_log_left=left > 0,
                 is_log_stamped=is_stamped,
-                on_closed=self._close_for_writing,
+                on_closed=partial(self._close_for_writing, self._is_left),
                 on_log_bytes=partial(self._allow_for_log, self._writer),
             )
 
@@ -524,9 +527,10 @@ class SQLiteJournal(DatabaseJournal):
         )
         return unless_misread(self._path, make)
 
-    def _close_for_writing(self, error: Exception) -> None:
-        self._closed_by = error
-        self._call_in_loop(self._tell_lease_loss)
+    def _close_for_writing(self, is_left: threading.Event, error: Exception) -> None:
+        if not is_left.is_set():  # else it is late, and the journal may have been entered again
+            self._closed_by = error
+            self._call_in_loop(self._tell_lease_loss)
 
     def _tell_lease_loss(self) -> None:
         self._on_lease_loss()

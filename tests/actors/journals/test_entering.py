@@ -21,7 +21,7 @@ import pytest
 
 from tests import postgres
 from tests.stepping import places_of, run_cancelling
-from turnkeeper.actors.errors import OwnedElsewhere
+from turnkeeper.actors.errors import JournalOutcomeUnknown, JournalUnavailable, OwnedElsewhere
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres.journal import PostgresJournal
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
@@ -149,6 +149,150 @@ def test_an_interrupt_while_a_file_is_opened_keeps_its_lock(tmp_path: Path, when
 
     may_open.set()
     assert threads.left() == []
+
+
+def test_an_interrupt_as_a_file_is_locked_leaves_no_lock(tmp_path: Path) -> None:
+    locks = Late("lock of", 1)
+
+    def start(name: str, target: Callable[[], None]) -> None:
+        locks.start(name, target)
+        if locks.begun and not locks.may_go_on.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+    journal = SQLiteJournal(tmp_path / "chats.db", ports=Ports(start_thread=start))
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(use, journal, "e1", backend="trio")
+    locks.let_go()
+
+    anyio.run(use, SQLiteJournal(tmp_path / "chats.db", owner_wait_s=0), "e2")
+
+
+# --- a thread that comes back late, when its journal may have been entered again ------------------
+
+
+class Late:
+    """Starts the threads of a journal; the first of a kind, after some, hangs before it begins."""
+
+    def __init__(self, kind: str, others: int = 0) -> None:
+        self.may_go_on = threading.Event()
+        self.begun: list[threading.Thread] = []
+        self._kind = kind
+        self._others = others
+        self.ports = Ports(start_thread=self.start)
+
+    def start(self, name: str, target: Callable[[], None]) -> None:
+        def late() -> None:
+            self.begun.append(threading.current_thread())
+            assert self.may_go_on.wait(ENDED_S)
+            target()
+
+        is_of_kind = name.startswith(self._kind)
+        is_late = is_of_kind and not self._others and not self.begun
+        self._others -= is_of_kind
+        Ports().start_thread(name, late if is_late else target)
+
+    def let_go(self) -> None:
+        self.may_go_on.set()
+        for thread in self.begun:
+            thread.join(ENDED_S)
+            assert not thread.is_alive()
+
+
+@pytest.mark.anyio
+async def test_a_lock_call_that_comes_back_late_leaves_the_next_lock_alone(tmp_path: Path) -> None:
+    calls = Late("lock of")
+    journal = SQLiteJournal(tmp_path / "chats.db", ports=calls.ports)
+    journal._answer_wait_s = 0.05
+    with pytest.raises(JournalUnavailable, match="cannot be locked"):
+        await use(journal, "e1")
+
+    journal._answer_wait_s = ENDED_S
+    async with journal:
+        calls.let_go()
+        with pytest.raises(OwnedElsewhere):
+            await use(SQLiteJournal(tmp_path / "chats.db", owner_wait_s=0), "e2")
+
+
+@pytest.mark.anyio
+async def test_a_journal_whose_writer_hangs_is_not_entered_again(tmp_path: Path) -> None:
+    """The writer would take the file from the next one of its own process, when it comes back."""
+    writers = Late("writer of")
+    journal = SQLiteJournal(tmp_path / "chats.db", owner_wait_s=0, ports=writers.ports)
+    journal._writer._answer_wait_s = 0.05
+    with pytest.raises(JournalUnavailable, match="hangs"):
+        await use(journal, "e1")
+
+    with pytest.raises(OwnedElsewhere):
+        await use(journal, "e2")
+    writers.let_go()
+
+
+@pytest.mark.anyio
+async def test_a_writer_that_comes_back_late_does_not_close_its_journal_entered_again(
+    tmp_path: Path,
+) -> None:
+    """It finds that the file was taken over; that is none of the next one's business."""
+    is_hanging = False
+    hanging: list[threading.Thread] = []
+    hangs, may_go_on = threading.Event(), threading.Event()
+
+    def failpoint(boundary: str) -> None:
+        nonlocal is_hanging
+        if is_hanging and boundary == "begin":
+            is_hanging = False
+            hanging.append(threading.current_thread())
+            hangs.set()
+            assert may_go_on.wait(ENDED_S)
+
+    journal = SQLiteJournal(
+        tmp_path / "chats.db", takeover=True, stop_wait_s=0.01, failpoint=failpoint
+    )
+
+    async def claim() -> None:
+        with pytest.raises(JournalOutcomeUnknown):
+            await journal.claim("c")
+
+    async with anyio.create_task_group() as group, journal:
+        is_hanging = True
+        group.start_soon(claim)
+        assert await anyio.to_thread.run_sync(hangs.wait, ENDED_S)
+
+    async with journal:
+        may_go_on.set()
+        await anyio.to_thread.run_sync(hanging[0].join, ENDED_S)
+        await journal.claim("c")
+        assert journal.is_lease_valid()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_writer_that_opens_late_keeps_no_lease(backend: str) -> None:
+    """An interrupt gives its opening up after it has written its lease, before it renews it."""
+    threads = Threads()
+    may_go_on = threading.Event()
+    late: list[threading.Thread] = []
+
+    def start(name: str, target: Callable[[], None]) -> None:
+        if name.startswith("presence of") and not late:
+            late.append(threading.current_thread())
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert may_go_on.wait(ENDED_S)
+        threads.start(name, target)
+
+    async def use_again() -> None:
+        async with journal:
+            presence = journal._presence
+            may_go_on.set()
+            await anyio.to_thread.run_sync(late[0].join, ENDED_S)
+            assert journal._presence is presence
+            await journal.claim("c")
+
+    with postgres.schema() as schema:
+        ports = Ports(start_thread=start)
+        journal = PostgresJournal(postgres.conninfo(), schema=schema, ports=ports)
+        with pytest.raises(KeyboardInterrupt):
+            anyio.run(use, journal, "e1", backend="trio")
+        anyio.run(use_again, backend=backend)
+        assert threads.left() == []
 
 
 # --- without room for a thread, or a file ---------------------------------------------------------
