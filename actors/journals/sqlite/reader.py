@@ -172,8 +172,6 @@ class SQLiteReader:
     def _do(self, apply: Callable[[SQLiteReader], T]) -> T:
         try:
             if self._is_owner:
-                if self._is_migrated():  # by a newer process, which has taken the file over
-                    self._open_again()
                 return self._in_transaction(apply)
             return self._beside_a_writer(apply)
         except (sqlite3.Error, ValueError, TypeError, MemoryError, OSError) as error:
@@ -190,6 +188,11 @@ class SQLiteReader:
     def _in_transaction(self, apply: Callable[[SQLiteReader], T]) -> T:
         self.connection.execute("BEGIN")
         try:
+            # Inside: it sees the version that `apply` reads. A newer process may have migrated the
+            # file, after it had taken it over or beside a reader.
+            while self._is_migrated():
+                self._open_again()
+                self.connection.execute("BEGIN")
             return apply(self)
         finally:
             if self.connection.in_transaction:
@@ -203,7 +206,7 @@ class SQLiteReader:
 
     def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
         for _ in range(_READS_MAX):
-            if self._look() != self._state or self._is_migrated():
+            if self._look() != self._state:
                 self._open_again()
             state = self._state
             try:

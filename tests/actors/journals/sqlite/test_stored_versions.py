@@ -156,6 +156,29 @@ async def test_a_reader_refuses_a_file_that_a_newer_version_migrates_while_it_is
                     await read_all(reader, "c")
 
 
+@pytest.mark.parametrize("is_owner", [True, False])
+async def test_a_file_that_is_migrated_as_a_read_begins_is_refused(
+    tmp_path: Path, *, is_owner: bool
+) -> None:
+    path = tmp_path / "chats.db"
+
+    def migrate_before(statement: str) -> None:
+        if statement == "BEGIN":
+            with closing(sqlite3.connect(path, isolation_level=None)) as newer:
+                newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+    async with SQLiteJournal(path) as journal:
+        await journal.claim("c")
+        reader = SQLiteReader(
+            path,
+            busy_wait_s=1,
+            is_owner=is_owner,
+            on_open=lambda connection: connection.set_trace_callback(migrate_before),
+        )
+        with closing(reader), pytest.raises(JournalRefused, match="use a newer turnkeeper"):
+            reader.do(SQLiteReader.size)
+
+
 async def test_an_owner_refuses_to_read_a_file_that_a_newer_version_took_over(
     tmp_path: Path,
 ) -> None:
