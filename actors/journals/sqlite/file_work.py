@@ -3,7 +3,8 @@
 The work runs in a separate thread, because a call in the caller's own thread could not be
 abandoned. The work reports progress again and again. If it reports nothing for `answer_wait_s`,
 plus a second for each 4 MiB of the file, or if its caller is interrupted, the caller leaves, and
-the work ends at its next step.
+the work ends at its next step. The time is counted in the caller's looks instead of read from a
+clock: if the process, or the machine, is suspended, the work does not have the time that passes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class FileWork(Generic[T]):
         self._name = name
         self._answer_wait_s = answer_wait_s
         self._ports = Ports()
-        self._at = 0.0
+        self._has_moved = False
         self._more_s = 0.0
         self._is_left = False
         self._has_ended = threading.Event()
@@ -50,12 +51,14 @@ class FileWork(Generic[T]):
 
         Raises `JournalUnavailable` if the disk does not answer.
         """
-        self._at = self._ports.monotonic()
         self._ports.start_thread(self._name, lambda: self._work(work))
+        look_s, silent_s = min(_LOOK_S, self._answer_wait_s), 0.0
         try:
-            while not self._has_ended.wait(min(_LOOK_S, self._answer_wait_s)):
+            while not self._has_ended.wait(look_s):
+                silent_s = 0.0 if self._has_moved else silent_s + look_s
+                self._has_moved = False
                 bound_s = self._answer_wait_s + self._more_s
-                if self._ports.monotonic() - self._at >= bound_s:
+                if silent_s >= bound_s:
                     raise JournalUnavailable(
                         f"{self._name} has been given up: the disk has not answered within "
                         f"{bound_s:g} s; check the disk, and run it again"
@@ -84,7 +87,7 @@ class FileWork(Generic[T]):
             raise JournalUnavailable(f"{self._name} has been given up; run it again")
 
     def _go_on(self) -> bool:
-        self._at = self._ports.monotonic()
+        self._has_moved = True
         return self._is_left
 
     def _work(self, work: Callable[[FileWork[T]], T]) -> None:

@@ -9,7 +9,9 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import anyio
@@ -25,6 +27,8 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.journal import READ_BYTES, Listing, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record
+from turnkeeper.actors.journals.sqlite import file_work
+from turnkeeper.actors.journals.sqlite.file_work import FileWork
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.reader import reading
 from turnkeeper.actors.journals.sqlite.repair import repair
@@ -478,6 +482,29 @@ def test_a_repair_without_an_answer_is_given_up_changes_nothing_and_is_run_again
     done = repair(path)
     assert done is not None
     assert done.records
+
+
+def test_work_on_a_file_goes_on_after_the_process_or_the_machine_was_suspended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-Z and `fg`, or a lid that was shut, is no disk that hangs."""
+    monkeypatch.setattr(file_work, "_LOOK_S", 0.001)
+    wakes_up_at = count(step=1_000_000.0)
+    monkeypatch.setattr(time, "clock_gettime", lambda _clock: next(wakes_up_at))
+    may_end = threading.Event()
+
+    class Looks(threading.Event):
+        left = 3
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.left -= 1
+            if not self.left:
+                may_end.set()
+            return super().wait(timeout)
+
+    under_way = FileWork[bool]("the repair", 60.0)
+    under_way._has_ended = Looks()
+    assert under_way.run(lambda _work: may_end.wait(60))
 
 
 @pytest.mark.usefixtures("original", "_interrupted_by_ctrl_c")
