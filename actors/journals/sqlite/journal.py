@@ -273,7 +273,7 @@ class SQLiteJournal(DatabaseJournal):
                 return
 
     async def _on_disk(self, act: Callable[[], None]) -> None:
-        """Run `act`, which takes or releases the owner's lock, in a thread: the disk may hang."""
+        """Run `act` in a thread, since the disk may hang. A lock that it takes late is released."""
         ended: OneShot[None] = OneShot()
         is_late = threading.Event()
         lock = self._lock

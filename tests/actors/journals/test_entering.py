@@ -155,8 +155,9 @@ def test_an_interrupt_as_a_file_is_locked_leaves_no_lock(tmp_path: Path) -> None
     locks = Late("lock of", 1)
 
     def start(name: str, target: Callable[[], None]) -> None:
+        was_hanging = locks.is_hanging
         locks.start(name, target)
-        if locks.begun and not locks.may_go_on.is_set():
+        if locks.is_hanging and not was_hanging:
             signal.raise_signal(signal.SIGINT)
 
     journal = SQLiteJournal(tmp_path / "chats.db", ports=Ports(start_thread=start))
@@ -174,28 +175,28 @@ class Late:
     """Starts the threads of a journal; the first of a kind, after some, hangs before it begins."""
 
     def __init__(self, kind: str, others: int = 0) -> None:
-        self.may_go_on = threading.Event()
-        self.begun: list[threading.Thread] = []
+        self.is_hanging = False
         self._kind = kind
         self._others = others
+        self._may_go_on = threading.Event()
+        self._has_ended = threading.Event()
         self.ports = Ports(start_thread=self.start)
 
     def start(self, name: str, target: Callable[[], None]) -> None:
         def late() -> None:
-            self.begun.append(threading.current_thread())
-            assert self.may_go_on.wait(ENDED_S)
+            assert self._may_go_on.wait(ENDED_S)
             target()
+            self._has_ended.set()
 
         is_of_kind = name.startswith(self._kind)
-        is_late = is_of_kind and not self._others and not self.begun
+        is_late = is_of_kind and self._others == 0
         self._others -= is_of_kind
+        self.is_hanging |= is_late
         Ports().start_thread(name, late if is_late else target)
 
     def let_go(self) -> None:
-        self.may_go_on.set()
-        for thread in self.begun:
-            thread.join(ENDED_S)
-            assert not thread.is_alive()
+        self._may_go_on.set()
+        assert self._has_ended.wait(ENDED_S)
 
 
 @pytest.mark.anyio
