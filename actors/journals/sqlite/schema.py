@@ -643,7 +643,11 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Migrate in one transaction: a process that dies halfway leaves the old version."""
+    """Migrate in one transaction: a process that dies halfway leaves the old version.
+
+    It also shuts out an owner that this process takes the file from: that one's code may be older,
+    and must not write to the new version.
+    """
     if version == SCHEMA_VERSION:
         return
     if version >= _STAMPED_VERSION_MIN:
@@ -652,7 +656,7 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute("UPDATE log_stamp SET is_log_needed = 0, salt = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     # executescript commits first and then obeys the script's own BEGIN.
-    script = "".join(MIGRATIONS[version:])
+    script = "".join((*MIGRATIONS[version:], "UPDATE journal SET generation = generation + 1;"))
     connection.executescript(
         f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )

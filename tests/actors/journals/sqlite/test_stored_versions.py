@@ -19,9 +19,10 @@ from typing import get_args
 
 import pytest
 
-from turnkeeper.actors.errors import ConversationNotFound, JournalRefused
+from turnkeeper.actors.errors import ConversationNotFound, JournalRefused, OwnedElsewhere
 from turnkeeper.actors.journal import Listing, ListOrder, ListQuery, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.sqlite import schema
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.reader import SQLiteReader
 from turnkeeper.actors.journals.sqlite.repair import repair
@@ -154,6 +155,21 @@ async def test_a_reader_refuses_a_file_that_a_newer_version_migrates_while_it_is
             for _ in range(2):
                 with pytest.raises(JournalRefused, match="use a newer turnkeeper"):
                     await read_all(reader, "c")
+
+
+async def test_an_owner_does_not_write_to_a_file_that_a_newer_version_has_just_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows would lack what the new version adds; it was shut out only after the migration."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        await journal.claim("c")
+        with monkeypatch.context() as newer:
+            newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE newer (id);"))
+            newer.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+            schema.open_for_writing(path, synchronous="FULL", busy_wait_s=1).close()
+        with pytest.raises(OwnedElsewhere):
+            await journal.claim("c")
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
