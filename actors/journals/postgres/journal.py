@@ -479,6 +479,9 @@ class PostgresJournal(DatabaseJournal):
             opened.pop_all()
         if not thread.is_hung:  # else it is late, and the journal may have been entered again
             self._presence = presence
+        # Checked after that: it may have been given up just now, and left without this presence.
+        if thread.is_hung:
+            presence.stop()
         return PostgresWriter(
             Link(connect_again, connection, self._ports.monotonic),
             presence,

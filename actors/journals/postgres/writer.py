@@ -327,7 +327,6 @@ class PostgresWriter:
 
     def close(self) -> None:
         self.connection.close()
-        self._presence.stop()  # the journal does not know it if opening took too long
 
     def rest(self) -> float | None:
         """Fold recent listings, and look for deletions that were not completed."""
