@@ -151,6 +151,7 @@ def test_an_interrupt_while_a_file_is_opened_keeps_its_lock(tmp_path: Path, when
     assert threads.left() == []
 
 
+@pytest.mark.usefixtures("_interrupted_by_ctrl_c")
 def test_an_interrupt_as_a_file_is_locked_leaves_no_lock(tmp_path: Path) -> None:
     locks = Late("lock of", 1)
 
@@ -265,6 +266,7 @@ async def test_a_writer_that_comes_back_late_does_not_close_its_journal_entered_
         assert journal.is_lease_valid()
 
 
+@pytest.mark.usefixtures("_interrupted_by_ctrl_c")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_writer_that_opens_late_keeps_no_lease(backend: str) -> None:
     """An interrupt gives its opening up after it has written its lease, before it renews it."""
