@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -30,6 +30,7 @@ __all__ = [
     "finite",
     "for_programs",
     "forget_output",
+    "handling_signals",
     "interrupted_by_signals",
     "is_given",
     "print_json",
@@ -90,8 +91,7 @@ def interrupted_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, and then end this process.
 
     So the processes that the block has started end, too. Later ones change nothing: the end of a
-    terminal or of a service often comes with several. A signal that is ignored, as under nohup,
-    stays so.
+    terminal or of a service often comes with several.
     """
     came: list[int] = []
 
@@ -104,17 +104,29 @@ def interrupted_by_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         by_ctrl_c(signal.SIGINT, frame)
 
+    try:
+        with handling_signals(interrupt):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
+def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP call `handle` while the block runs.
+
+    A signal that is ignored, as under nohup, stays so.
+    """
     ending = [signal.SIGTERM, signal.SIGHUP] if os.name == "posix" else []
     handled = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
-        signal.signal(number, interrupt)
+        signal.signal(number, handle)
     try:
         yield
     finally:
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
-        if came:
-            signal.raise_signal(came[0])
 
 
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

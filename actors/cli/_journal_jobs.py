@@ -48,6 +48,7 @@ from ..recordings.importing import import_recorded
 from ..recordings.peers import PEERS, read_peer
 from ..recordings.transcripts import Parsed, parse_recorded
 from ._error_lines import error_line
+from ._exits import handling_signals
 from ._naming import conversation_names
 
 __all__ = [
@@ -251,25 +252,15 @@ def _opened_whole(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _removed_by_signals(draft: Path) -> Iterator[None]:
-    """Remove a draft if a signal ends this process without leaving any block, as Ctrl-C would.
-
-    A signal that is ignored, as under nohup, stays so.
-    """
+    """Remove a draft if a signal ends this process without leaving any block, as Ctrl-C would."""
 
     def end(number: int, _: object) -> None:
         draft.unlink(missing_ok=True)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
-    ending = [signal.SIGTERM, signal.SIGHUP] if os.name == "posix" else []
-    handled = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
-    for number in handled:
-        signal.signal(number, end)
-    try:
+    with handling_signals(end):
         yield
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
 
 
 async def verify_logs(db: str, schema: str, on_progress: OnProgress) -> Verification:

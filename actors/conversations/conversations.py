@@ -374,8 +374,8 @@ class Conversations:
                 refuse_s=REFUSE_S,
             )
             # The stack runs them from the last to the first: refuse new owners, stop the owners,
-            # end the readers. Until the owners have ended, whoever is cancelled, their names are
-            # taken in a runtime that others use, too. Its limits bound the wait.
+            # end the readers. A cancellation does not cut that short: until the owners have ended,
+            # their names are taken in a runtime that others use, too. Its limits bound the wait.
             stack.callback(self._setup.subscriptions.close)
             why = "its conversations are closing"
             stack.push_async_callback(

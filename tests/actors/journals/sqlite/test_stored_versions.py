@@ -138,6 +138,11 @@ async def test_a_reader_of_an_earlier_file_follows_its_migration(
             assert (row.listing, row.is_stale) == (listings[-1], False)
 
 
+def migrate_as_a_newer_version(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as newer:
+        newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+
 async def test_a_reader_refuses_a_file_that_a_newer_version_migrates_while_it_is_open(
     tmp_path: Path,
 ) -> None:
@@ -150,8 +155,7 @@ async def test_a_reader_refuses_a_file_that_a_newer_version_migrates_while_it_is
         )
         async with SQLiteJournal(path, read_only=True) as reader:
             assert await read_all(reader, "c") == ["e1"]
-            with closing(sqlite3.connect(path, isolation_level=None)) as newer:
-                newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+            migrate_as_a_newer_version(path)
             for _ in range(2):
                 with pytest.raises(JournalRefused, match="use a newer turnkeeper"):
                     await read_all(reader, "c")
@@ -180,8 +184,7 @@ async def test_a_file_that_is_migrated_as_a_read_begins_is_refused(
 
     def migrate_before(statement: str) -> None:
         if statement == "BEGIN":
-            with closing(sqlite3.connect(path, isolation_level=None)) as newer:
-                newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+            migrate_as_a_newer_version(path)
 
     async with SQLiteJournal(path) as journal:
         await journal.claim("c")
@@ -207,8 +210,7 @@ async def test_an_owner_refuses_to_read_a_file_that_a_newer_version_took_over(
         )
         async with SQLiteJournal(path, takeover=True):
             assert await read_all(journal, "c") == ["e1"]
-            with closing(sqlite3.connect(path, isolation_level=None)) as newer:
-                newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+            migrate_as_a_newer_version(path)
             for _ in range(2):
                 with pytest.raises(JournalRefused, match="use a newer turnkeeper"):
                     await read_all(journal, "c")
