@@ -200,6 +200,31 @@ class ConversationActor(Actor[Command | Query]):
 
     batch_max: ClassVar[int] = 64
 
+    # Instances share one table of names only if the first is complete before many are made. If a
+    # hundred begin at once, each one since then has a dictionary of its own: 670 bytes.
+    __slots__ = (
+        "_agent_effect",
+        "_agent_of",
+        "_claimed_at",
+        "_condensing",
+        "_conversation_id",
+        "_held",
+        "_is_step_held",
+        "_is_wanted",
+        "_listed_seq",
+        "_parking",
+        "_running",
+        "_seq",
+        "_setup",
+        "_snapshot_effect",
+        "_snapshot_seq",
+        "_spent",
+        "_view",
+        "_working",
+        "recently_seen",
+        "steps",
+    )
+
     # Set by `_open`. `_working` is ahead of the log from a decision until its commit.
     _claimed_at: float
     _working: WorkingState

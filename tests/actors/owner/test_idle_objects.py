@@ -16,6 +16,7 @@ import pytest
 
 from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.actors.owner.actor import ConversationActor
 
 OBJECTS_MAX = {"memory": 15, "sqlite": 11}
 """Of a conversation with one event: in the runtime, the owner, the folds and the journal."""
@@ -70,6 +71,11 @@ async def test_an_idle_conversation_adds_few_objects_for_the_collector(
         added = await added_objects(begin)
 
     assert added <= OBJECTS_MAX[kind], f"{added} objects of each conversation"
+
+
+def test_an_owner_has_no_dictionary_however_many_begin_at_once() -> None:
+    """Without slots, each owner of a process that has begun a hundred at once has one."""
+    assert ConversationActor.__dictoffset__ == 0
 
 
 @pytest.mark.anyio
