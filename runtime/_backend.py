@@ -412,7 +412,10 @@ class _AsyncioBell:
         self.callback = _step_none
         if (cancelled := self._cancelled) is not None:
             self._cancelled = None
-            raise cancelled
+            try:
+                raise cancelled
+            finally:
+                del cancelled  # its traceback refers to this frame
 
     def done(self) -> bool:
         """True if the task is about to be stepped."""
@@ -690,10 +693,15 @@ class _TrioGroup:
         except BaseExceptionGroup as errors:
             if errors.split(self._cancelled)[1] is not None:
                 raise
-            # As anyio does: code that expects a cancellation need not look into groups.
-            raise next(leaves(errors)) from None
+            cancelled = next(leaves(errors))
         finally:
             del error, traceback  # the error that is raised refers to this frame
+        # As anyio does: code that expects a cancellation need not look into groups. Not raised
+        # above: its context would be the group, which refers to it.
+        try:
+            raise cancelled from None
+        finally:
+            del cancelled
 
 
 class Tasks(Protocol):

@@ -191,6 +191,7 @@ class DaemonThreads:
             return await answer.wait()
         finally:
             hold.release()
+            answer.error = None  # its traceback refers to this frame, which has the answer
             if not answer.is_done:
                 is_abandoned = True
                 self.abandoned += 1

@@ -496,7 +496,10 @@ def describe_failure(error: BaseException) -> str:
     # `exit()` in a thread does not end the program. A stray cancellation would silently end the
     # other calls.
     if not isinstance(error, SystemExit) and not is_own_failure(error):
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
     return f"{type(error).__name__}: {error_text(error)}"
 
 
@@ -546,7 +549,10 @@ async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[o
         group.cancel_scope.cancel()
     if is_done:
         return value
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # its traceback refers to this frame
 
 
 def _is_async(function: ToolFunction) -> bool:

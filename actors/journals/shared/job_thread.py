@@ -77,6 +77,19 @@ class Job(OneShot[T]):
         """Set the outcome to this error. Called by the worker."""
         self.refusal = error
 
+    def result(self) -> T:
+        """As for any one-shot; but the error is raised once, to the one caller."""
+        error = self.error
+        if error is None:
+            return super().result()
+        # The error's traceback refers to frames that have this job, here and in the thread. So the
+        # job must not have the error, or only the garbage collector frees them.
+        self.error = RuntimeError("the caller of this job has had its error already")
+        try:
+            raise error
+        finally:
+            del error
+
 
 class Worker(Protocol):
     """The code that runs in the thread."""
@@ -318,6 +331,7 @@ class JobThread:
                 job.set(job.settled)
             else:
                 job.fail(job.refusal)
+                job.refusal = None  # its traceback refers to frames that have the job
         while self._waiting:
             job = self._waiting[0]
             if job.waker is None:
