@@ -790,6 +790,7 @@ class ConversationActor(Actor[Command | Query]):
             if effect is not None:
                 effect.cancel()
         self._agent_effect = self._snapshot_effect = None
+        self.recently_seen = ()  # events of the deleted log
         if self._condensing is not None:
             self._condensing.drop()
 

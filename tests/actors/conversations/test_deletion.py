@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import anyio
 import pytest
@@ -70,6 +72,19 @@ async def test_a_deleted_conversation_is_gone_and_a_new_one_begins_above_its_epo
         assert await again.reply() == "a(other)"
         assert await log_of(conversations["c"]) == ["u:other", "a:a(other)"]
         assert (await journal.info("c")).epoch > epoch
+
+
+async def test_the_owner_keeps_no_event_of_a_conversation_that_was_deleted() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        event = ref((await conversations["c"].view())[-1])
+        assert event() is not None
+
+        await conversations.delete("c")
+
+        await wait_all_tasks_blocked()  # until its owner has opened the next log
+        gc.collect()
+        assert event() is None
 
 
 async def test_deleting_what_is_not_there_is_refused_and_makes_nothing() -> None:
