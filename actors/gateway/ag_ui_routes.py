@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import anyio
@@ -381,20 +382,7 @@ def _feed(caller: ConversationCaller, turn: Turn, events: RunEvents) -> Feed:
 async def _write_run(
     caller: ConversationCaller, turn: Turn, events: RunEvents, write: Write
 ) -> None:
-    async def put(outputs: Iterable[Out | Show | None]) -> None:
-        for out in outputs:
-            if out is None:
-                await anyio.lowlevel.checkpoint()
-            elif isinstance(out, Show):
-                if await _may_show(caller, out):
-                    await put(events.show(out, await _transcript(caller, events)))
-            else:
-                cursor = None if out.progress is None else _cursor(events, out.progress)
-                if isinstance(out.event, MessagesSnapshotEvent):
-                    await write(await in_slices(_snapshot_frame(out.event, cursor)))
-                else:
-                    await write(_frame(out.event, cursor))
-
+    put = partial(_put, caller, events, write)
     streams = caller.service.streams
     items: AsyncIterator[Item] = aiter(turn)
     while not events.has_ended:
@@ -409,6 +397,29 @@ async def _write_run(
             await put(events.take(item))
             if isinstance(item, TextDelta):
                 await streams.gather_pieces()
+
+
+# Not a function inside `_write_run`: it calls itself, and would be a reference cycle that keeps the
+# request.
+async def _put(
+    caller: ConversationCaller,
+    events: RunEvents,
+    write: Write,
+    outputs: Iterable[Out | Show | None],
+) -> None:
+    for out in outputs:
+        if out is None:
+            await anyio.lowlevel.checkpoint()
+        elif isinstance(out, Show):
+            if await _may_show(caller, out):
+                shown = events.show(out, await _transcript(caller, events))
+                await _put(caller, events, write, shown)
+        else:
+            cursor = None if out.progress is None else _cursor(events, out.progress)
+            if isinstance(out.event, MessagesSnapshotEvent):
+                await write(await in_slices(_snapshot_frame(out.event, cursor)))
+            else:
+                await write(_frame(out.event, cursor))
 
 
 async def _may_show(caller: ConversationCaller, asked: Show) -> bool:

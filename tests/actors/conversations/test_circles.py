@@ -7,15 +7,19 @@ keeps it, its owner offers it every event until the collector comes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import anyio
 import pytest
 
 from turnkeeper.actors import (
     Conversations,
+    MemoryJournal,
     ModelRequest,
     ModelResponse,
     ScriptedModel,
@@ -24,6 +28,7 @@ from turnkeeper.actors import (
     ToolCall,
     TurnContext,
     agent,
+    gateway,
     tool,
 )
 from turnkeeper.actors.errors import ConversationNotFound
@@ -68,6 +73,11 @@ def call_what_is_named(request: ModelRequest) -> ModelResponse:
 @agent
 async def hung(_: TurnContext) -> None:
     await anyio.sleep_forever()
+
+
+@agent
+async def polite(_: TurnContext) -> str:
+    return "hello"
 
 
 async def circles_of(act: Callable[[], Awaitable[object]]) -> float:
@@ -163,3 +173,52 @@ async def test_a_turn_that_is_cancelled_in_a_tool_leaves_no_circle(tmp_path: Pat
             await turn.cancel()
 
         assert await circles_of(cancel) < 1
+
+
+class Sending:
+    """A server's `send` for one request."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    async def __call__(self, message: Mapping[str, Any]) -> None:
+        self.data += message.get("body", b"")
+
+
+@pytest.mark.anyio
+async def test_a_run_of_ag_ui_drops_its_request_at_once() -> None:
+    async with Conversations(polite, journal=MemoryJournal()) as conversations:
+        app = gateway.app(conversations)
+
+        async def run(name: str) -> ref[Sending]:
+            message = {"id": name, "role": "user", "content": "hello"}
+            told = {"threadId": name, "runId": name, "messages": [message]}
+            empty = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
+            body = [{"type": "http.request", "body": json.dumps({**told, **empty}).encode()}]
+
+            async def receive() -> Mapping[str, Any]:
+                if not body:
+                    await anyio.sleep_forever()
+                return body.pop()
+
+            sending = Sending()
+            headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/ag-ui",
+                "query_string": b"",
+                "headers": headers,
+            }
+            await app(scope, receive, sending)
+            assert b"RUN_FINISHED" in sending.data
+            return ref(sending)
+
+        await run("first")
+        gc.disable()
+        try:
+            request = await run("second")
+            await anyio.wait_all_tasks_blocked()
+            assert request() is None
+        finally:
+            gc.enable()
