@@ -3,6 +3,7 @@
 import gc
 import random
 from collections import Counter as Tally
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ from turnkeeper.runtime import (
     add_actor,
 )
 from turnkeeper.runtime._incarnation import Incarnation
+from turnkeeper.runtime._region import SWEPT_AT_ONCE
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
 from .actors import Add, Block, Counter, Fail, Get, Run, block
@@ -94,6 +96,33 @@ async def test_idle_actors_are_passivated_after_their_time_and_come_back() -> No
         assert list(region.active) == []
         assert await ref.ask(Get()) == 0, "a new incarnation, by the same ref"
     assert log == ["+a", "+b", "-b", "-a", "+a", "-a"]
+
+
+async def test_many_that_are_idle_at_once_go_without_stopping_the_loop() -> None:
+    """Also not by their number squared: the first key of a dict is behind all deleted ones."""
+    clock = VirtualClock()
+    keys = [str(number) for number in range(2 * SWEPT_AT_ONCE + 1)]
+    ordered: list[int] = []
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        region = runtime.region("counters", counters, idle_s=60.0)
+        for key in keys:
+            await region[key].tell(Add())
+        await settle()
+        assert isinstance(region._idle, OrderedDict)
+        sweep = region._sweep
+
+        def sweep_and_count() -> None:
+            before = len(region._idle)
+            sweep()
+            ordered.append(before - len(region._idle))
+
+        region._sweep = sweep_and_count  # type: ignore[method-assign]
+        await clock.advance(61.0)
+
+        assert list(region.active) == []
+    # The first alarm was armed before, with the sweep itself.
+    assert ordered == [SWEPT_AT_ONCE, 1]
 
 
 async def test_past_active_max_the_one_that_is_idle_longest_goes() -> None:
