@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +126,11 @@ class Seen:
         self._keys = keys
         self._now = now
         self._monotonic = monotonic
-        self._nonces: dict[str, float] = {}
-        """Until when each nonce is remembered, in the order in which they are forgotten."""
+        self._nonces: OrderedDict[str, float] = OrderedDict()
+        """Until when each nonce is remembered, in the order in which they are forgotten.
+
+        Not a dict: to find its first key, Python passes over all that were deleted before that.
+        """
 
     def check(self, target: str, header: str) -> Signed:
         """Return the signed facts, which must be for this target.

@@ -244,7 +244,10 @@ def decode_reply(data: bytes) -> object:
         error = _error(said)
     except (TypeError, AttributeError, KeyError, RecursionError) as unread:
         raise ValueError("a part of the answer has the wrong type") from unread
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # its traceback refers to this frame
 
 
 def _reply(said: Json) -> object:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from weakref import finalize
 
 import pytest
 
@@ -278,12 +281,27 @@ def test_a_key_is_long_and_a_key_file_has_one_a_line(tmp_path: Path) -> None:
             NodeKeys(wrong)
 
 
+def test_an_error_of_another_node_goes_without_the_garbage_collector() -> None:
+    gone: list[str] = []
+    gc.disable()
+    try:
+        try:
+            decode_reply(encode_error(NotConfirmable("c")))
+        except NotConfirmable as error:
+            finalize(error, gone.append, "error")
+        assert gone == ["error"]
+    finally:
+        gc.enable()
+
+
 def test_a_nonce_is_remembered_for_as_long_as_it_would_be_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1_000.0
     keys = NodeKeys(["k" * 32])
     seen = Seen(keys, lambda: now, lambda: now)
+    # To find the first key of a dict, Python passes over all that were deleted before it.
+    assert isinstance(seen._nonces, OrderedDict)
 
     def signed(nonce: int, at: float) -> str:
         return Signed("/x", "0" * 64, 1, int(at), f"{nonce:032x}").header(keys)
