@@ -310,19 +310,23 @@ class ConversationActor(Actor[Command | Query]):
             # 4. Publish, and answer the callers. 5. Start effects.
             self._publish(batch, self._working.note_sizes(records))
             self._start_effects(batch, has_written=bool(records))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised below
             failure = self._lost_or(error)
-            # The runtime answers any other error, which a watcher or a journal of the application
-            # may raise, with `ActorFailed`: the events may have been written by then.
-            if isinstance(failure, TurnkeeperError):
-                for one in batch:
-                    if one.delivery is not None:
-                        one.delivery.fail(failure)
-            if batch and batch[0].delivery is not None:
-                self._raise_if_refused(failure)
-            if failure is not error:
-                raise failure from error
-            raise
+            try:
+                # The runtime answers any other error, which a watcher or a journal of the
+                # application may raise, with `ActorFailed`: the events may have been written by
+                # then.
+                if isinstance(failure, TurnkeeperError):
+                    for one in batch:
+                        if one.delivery is not None:
+                            one.delivery.fail(failure)
+                if batch and batch[0].delivery is not None:
+                    self._raise_if_refused(failure)
+                if failure is not error:
+                    raise failure from error
+                raise
+            finally:
+                del failure  # its traceback refers to this frame, and so to this owner
 
     def _lost_or(self, error: Exception) -> Exception:
         """Return the error, or `LeaseExpired` if the log is gone: a newer owner has deleted it."""

@@ -101,8 +101,8 @@ MUTANTS = [
         "an owner whose commit failed goes on with its working state",
         ConversationActor,
         "_run",
-        "self._raise_if_refused(failure)\n        if failure is not error:\n"
-        "            raise failure from error\n        raise",
+        "self._raise_if_refused(failure)\n            if failure is not error:\n"
+        "                raise failure from error\n            raise",
         "self._raise_if_refused(failure)",
     ),
     Mutant(

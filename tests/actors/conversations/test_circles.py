@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from weakref import ref
 
 import anyio
 import pytest
+from starlette.types import Message
 
 from turnkeeper.actors import (
     Conversations,
@@ -31,7 +32,7 @@ from turnkeeper.actors import (
     gateway,
     tool,
 )
-from turnkeeper.actors.errors import ConversationNotFound
+from turnkeeper.actors.errors import ConversationNotFound, JournalUnavailable
 from turnkeeper.actors.events import ActionEvent, LoggedEvent, UserMessageEvent
 
 TIMES = 20
@@ -129,6 +130,36 @@ async def test_a_look_at_a_missing_conversation_leaves_no_circle(tmp_path: Path)
         assert await circles_of(look) < 1
 
 
+class Failing(MemoryJournal):
+    """Fails each append while it is told to."""
+
+    is_failing = False
+
+    async def append(self, *args: Any, **kwargs: Any) -> Sequence[int]:  # noqa: ANN401 - passed on
+        if self.is_failing:
+            raise JournalUnavailable("the disk is gone; nothing was done")
+        return await super().append(*args, **kwargs)
+
+
+@pytest.mark.anyio
+async def test_an_owner_whose_commit_has_failed_goes_without_the_garbage_collector() -> None:
+    journal = Failing()
+    async with Conversations(hung, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="hello"))
+        gc.disable()
+        try:
+            owner = ref(conversations._setup.subscriptions._owned["c"])
+            journal.is_failing = True
+            with suppress(JournalUnavailable):
+                await chat.append(UserMessageEvent(content="hello"))
+            await anyio.wait_all_tasks_blocked()
+
+            assert owner() is None
+        finally:
+            gc.enable()
+
+
 @pytest.mark.anyio
 async def test_a_fork_leaves_no_circle(tmp_path: Path) -> None:
     journal = SQLiteJournal(tmp_path / "chats.db")
@@ -193,10 +224,11 @@ async def test_a_run_of_ag_ui_drops_its_request_at_once() -> None:
         async def run(name: str) -> ref[Sending]:
             message = {"id": name, "role": "user", "content": "hello"}
             told = {"threadId": name, "runId": name, "messages": [message]}
-            empty = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
-            body = [{"type": "http.request", "body": json.dumps({**told, **empty}).encode()}]
+            empty = {"tools": (), "context": (), "state": None, "forwardedProps": None}
+            sent = json.dumps({**told, **empty}).encode()
+            body: list[Message] = [{"type": "http.request", "body": sent}]
 
-            async def receive() -> Mapping[str, Any]:
+            async def receive() -> Message:
                 if not body:
                     await anyio.sleep_forever()
                 return body.pop()
