@@ -60,6 +60,10 @@ _ONCE = frozenset(
 
 PART_BYTES = 64 << 10
 """How much of a body is given to the server at once."""
+REST_S = 5.0
+"""For how many seconds a refused request may go on sending its body."""
+REST_BYTES_MAX = 64 << 20
+"""How much of its body a refused request may send."""
 
 _SAFE = (
     (b"cache-control", b"no-store"),
@@ -127,27 +131,14 @@ class Guard:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = _Out(send, self._limits.write_stall_s)
+        received = _Received(receive)
         try:
-            raw_path = scope.get("raw_path") if "\ufffd" in scope["path"] else None
-            if not (_is_utf8(raw_path or b"") and _is_utf8(scope["query_string"])):
-                # An id, a filter or a cursor in it would be read as another one.
-                raise Refused(OWN["malformed"], "the address must be UTF-8")
-            scope = _in_origin_form(scope)
-            if self._refuses is not None and self._refuses(scope):
-                raise Refused(OWN["read-only"])
-            is_read = scope["method"] in _READS
-            bytes_max = 0 if is_read else self._limits.body_bytes_max
-            is_untyped = self._check_headers(scope, bytes_max)
-            refusal = None if is_read else await self._identify(scope)
-            if refusal is not None:
-                await self._refuse(refusal, scope, receive, out)
-                return
-            body = await self._read_body(receive, bytes_max)
-            if body and is_untyped:
-                raise Refused(OWN["not-json"])
-            await self._app(scope, _Replayed(body, receive), out)
-        except Refused as refused:
-            await self._refuse(problem_reply(refused.problem, refused.facts), scope, receive, out)
+            try:
+                await self._admit(scope, received, out)
+            except Refused as refused:
+                await self._refuse(
+                    problem_reply(refused.problem, refused.facts), scope, received, out
+                )
         except BaseException as error:
             # The server behind would log its text; on trio it would end with what is no Exception,
             # such as a panic in an extension module.
@@ -157,11 +148,45 @@ class Guard:
             if not out.has_begun:
                 await problem_reply(OWN["internal"])(scope, receive, out)
 
+    async def _admit(self, scope: Scope, received: _Received, out: Send) -> None:
+        """Give the application a request that is allowed; raise `Refused` for another one."""
+        raw_path = scope.get("raw_path") if "\ufffd" in scope["path"] else None
+        if not (_is_utf8(raw_path or b"") and _is_utf8(scope["query_string"])):
+            # An id, a filter or a cursor in it would be read as another one.
+            raise Refused(OWN["malformed"], "the address must be UTF-8")
+        scope = _in_origin_form(scope)
+        if self._refuses is not None and self._refuses(scope):
+            raise Refused(OWN["read-only"])
+        is_read = scope["method"] in _READS
+        bytes_max = 0 if is_read else self._limits.body_bytes_max
+        is_untyped = self._check_headers(scope, bytes_max)
+        refusal = None if is_read else await self._identify(scope)
+        if refusal is not None:
+            await self._refuse(refusal, scope, received, out)
+            return
+        body = await self._read_body(received, bytes_max)
+        if body and is_untyped:
+            raise Refused(OWN["not-json"])
+        await self._app(scope, _Replayed(body, received), out)
+
     @staticmethod
-    async def _refuse(refusal: Response, scope: Scope, receive: Receive, out: Send) -> None:
-        # The rest of the body is not read: the connection cannot be used again.
+    async def _refuse(refusal: Response, scope: Scope, received: _Received, out: Send) -> None:
+        # A connection that is closed while its client sends is reset, and the reset takes the
+        # answer from many clients: they would send the same body again and again. So the rest of
+        # the body is read and dropped, within bounds. After that the connection cannot be used.
         refusal.headers["Connection"] = "close"
-        await refusal(scope, receive, out)
+
+        async def send(message: Message) -> None:
+            if message["type"] != "http.response.body":
+                await out(message)
+                return
+            await out({**message, "more_body": True})
+            with anyio.move_on_after(REST_S):
+                while not received.is_whole and received.length < REST_BYTES_MAX:
+                    await received()
+            await out({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await refusal(scope, received, send)
 
     def _check_headers(self, scope: Scope, bytes_max: int) -> bool:
         """Raise `Refused` if the headers are not allowed; return True if they name no body type."""
@@ -251,6 +276,22 @@ class _Left(Exception):
 
 class _Stalled(Exception):
     """The client reads nothing of its response."""
+
+
+class _Received:
+    """Receives a request, and knows how much of its body has come, and when no more comes."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.is_whole = False
+        """The body has come whole, or the client has left."""
+        self.length = 0
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.length += len(message.get("body", b""))
+        self.is_whole = not message.get("more_body", False)
+        return message
 
 
 class _Replayed:

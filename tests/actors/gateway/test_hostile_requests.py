@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
+from turnkeeper.actors.gateway import GatewayLimits, guard
 
 from .worlds import BOUND_S, JSON, World, gateway_world
 
@@ -160,6 +161,50 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read()
                     received += await stream.receive()
         assert received.startswith(b"HTTP/1.1 400")
         assert received.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+async def test_a_client_that_still_sends_its_body_gets_the_refusal_and_no_reset(kind: str) -> None:
+    """The reset took the answer from half of the clients, which then sent the same body again."""
+    size = GatewayLimits().body_bytes_max + 1
+    async with gateway_world() as world:
+        host, _, port = world.address.removeprefix("http://").partition(":")
+        head = (
+            f"POST /v1/conversations/alice/messages HTTP/1.1\r\nHost: {host}\r\n"
+            f"Content-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+        )
+        received = b""
+        with anyio.fail_after(BOUND_S):
+            async with await anyio.connect_tcp(host, int(port)) as stream:
+                await stream.send(head.encode())
+                while not received.endswith(b"}"):
+                    received += await stream.receive()
+                await stream.send(bytes(size))
+                with pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
+        assert received.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("bound", ["REST_S", "REST_BYTES_MAX"])
+async def test_a_refused_body_that_does_not_end_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    for each in ("REST_S", "REST_BYTES_MAX"):
+        monkeypatch.setattr(guard, each, 0 if each == bound else 1 << 40)
+    async with gateway_world() as world:
+        host, _, port = world.address.removeprefix("http://").partition(":")
+        head = (
+            f"POST /v1/conversations/alice/messages HTTP/1.1\r\nHost: {host}\r\n"
+            "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{"
+        )
+        received = b""
+        with anyio.fail_after(BOUND_S):
+            async with await anyio.connect_tcp(host, int(port)) as stream:
+                await stream.send(head.encode())
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                    while True:
+                        received += await stream.receive()
+        assert received.startswith(b"HTTP/1.1 415")
 
 
 async def test_an_address_that_is_not_utf_8_is_refused() -> None:

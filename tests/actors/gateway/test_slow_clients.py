@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from tests.actors.conversations.worlds import HeldAgent, write_log
-from turnkeeper.actors import Conversations, SQLiteJournal, gateway
+from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, gateway
 from turnkeeper.actors.events import UserMessageEvent
 
 from .worlds import BOUND_S
@@ -86,3 +86,36 @@ async def test_a_client_that_reads_nothing_costs_little_more_than_one_event(
 
     assert stalled == CLIENTS
     assert held / CLIENTS < 2.5 * EVENT
+
+
+async def test_a_client_that_does_not_read_its_refusal_is_cut_off_like_any_other() -> None:
+    """The server behind logged a traceback for each of them."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/healthz",
+        "raw_path": b"/healthz",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"elsewhere.example")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        await anyio.sleep_forever()
+
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        app = gateway.app(conversations, limits=gateway.GatewayLimits(write_stall_s=1e-9))
+        with anyio.fail_after(BOUND_S):
+            await app(scope, receive, send)
+
+    assert [message["status"] for message in sent] == [421]
