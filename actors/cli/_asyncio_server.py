@@ -3,6 +3,10 @@
 uvicorn waits for a request's head as long as the client likes. So clients that never finish one
 could use up the files that the process may open, and keep all other clients out.
 
+What a client sends behind a request that is the connection's last is dropped, and a body that
+cannot be read ends its request: once the response has begun, uvicorn fails at both, with a
+traceback.
+
 Only HTTP is spoken. uvicorn goes over to a WebSocket for any method, and then waits for the rest of
 an opening that is invalid: without a bound, and the server could not be stopped in order.
 """
@@ -26,6 +30,7 @@ __all__ = ["serve_on_asyncio"]
 CONNECTIONS_MAX = 20_000
 HEAD_S = 10.0
 """Seconds that a client has for the head of a request."""
+_NOT_COMPLETED = "ASGI callable returned without completing response."
 
 
 async def serve_on_asyncio(
@@ -36,7 +41,7 @@ async def serve_on_asyncio(
     Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
     end.
     """
-    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    logging.getLogger("uvicorn.error").addFilter(_is_new)
     server = _Server(
         uvicorn.Config(
             app,
@@ -76,8 +81,20 @@ class _Connection(H11Protocol):
         self._bound_head()
 
     def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.MUST_CLOSE:
+            return
         super().data_received(data)
         self._bound_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be read, unless an answer has begun; the application says no more."""
+        if self.conn.our_state is not h11.IDLE:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -99,6 +116,12 @@ class _Connection(H11Protocol):
             self._forget = None
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Return False for the traceback of a cancelled request: uvicorn logs that separately."""
+def _is_new(record: logging.LogRecord) -> bool:
+    """Return False for what is told elsewhere.
+
+    That is the traceback of a cancelled request, which uvicorn logs separately, and that a response
+    was not completed, of which the gateway has logged why.
+    """
+    if record.msg == _NOT_COMPLETED:
+        return False
     return not (record.exc_info and isinstance(record.exc_info[1], anyio.get_cancelled_exc_class()))

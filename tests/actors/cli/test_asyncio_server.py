@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -47,13 +47,19 @@ async def serving(app: ASGIApp, *, stop_s: int = BOUND_S) -> AsyncIterator[int]:
             is_over.set()
 
 
+async def everything(client: SocketStream) -> bytes:
+    """Read until the server has closed this connection."""
+    read = b""
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        while True:
+            read += await client.receive()
+    return read
+
+
 async def is_closed(client: SocketStream) -> bool:
     """Read until the server has closed this connection."""
-    try:
-        while True:
-            await client.receive()
-    except (anyio.EndOfStream, anyio.BrokenResourceError):
-        return True
+    await everything(client)
+    return True
 
 
 async def test_a_head_that_does_not_end_ends_its_connection(
@@ -127,3 +133,76 @@ async def test_a_request_that_outlives_the_server_is_told_in_one_line(
     assert [record.getMessage() for record in said] == [
         "Cancel 1 running task(s), timeout graceful shutdown exceeded"
     ]
+
+
+async def test_what_comes_behind_the_last_request_is_dropped_and_the_answer_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It made uvicorn fail in the midst of the answer, with a traceback."""
+    app = Held()
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(HEAD + b"Connection: close\r\n\r\n")
+        await app.has_begun.wait()
+        await client.send(b"GET / HTTP/1.1\r\n")
+        await client.send(b"x\r\n\r\n")
+        await anyio.wait_all_tasks_blocked()
+        app.is_told.set()
+        answer = await everything(client)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"done")
+    assert not caplog.records
+
+
+async def test_a_body_that_cannot_be_read_ends_an_answer_that_has_begun(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It made uvicorn begin a second answer in the midst of the first, and fail at that."""
+    has_left = anyio.Event()
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left.set()
+
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        answer = b""
+        await client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        while b"one" not in answer:
+            answer += await client.receive()
+        await client.send(b"no number\r\n")
+        answer += await everything(client)
+        await has_left.wait()
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_an_application_that_answers_a_body_that_cannot_be_read_does_not_fail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It answers before the body has come, as to a stranger, but uvicorn has answered already."""
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n")
+        answer = await everything(client)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert caplog.messages == ["Invalid HTTP request received."]
+
+
+async def test_a_response_that_was_cut_off_is_told_by_the_gateway_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For each client that does not read, uvicorn logged an error."""
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(HEAD + b"\r\n")
+        assert (await everything(client)).startswith(b"HTTP/1.1 200")
+    assert not caplog.messages
