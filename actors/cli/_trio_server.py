@@ -5,6 +5,8 @@ request with one byte too many after its upgrade is enough. It also shields its 
 that reads nothing keeps the server from stopping. Here a connection that fails ends alone, and
 connections that have not ended in time are closed.
 
+What a client sends behind a request that is the connection's last is dropped.
+
 Only HTTP/1 is spoken. Where hypercorn goes over to HTTP/2, it forgets to close a connection without
 a request: so clients that send no more than the first line of HTTP/2 could use up the files that
 the process may open.
@@ -14,13 +16,14 @@ from __future__ import annotations
 
 import socket
 from functools import partial
+from typing import Any
 
 import anyio
 import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -111,12 +114,32 @@ class _Connection(TCPServer):
             await super()._read_data()
 
 
+class _LastIsLast(h11.Connection):
+    """Reads nothing behind a request that is the connection's last.
+
+    hypercorn closes the connection at once if there is something, and the answer is lost.
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        if self.their_state is h11.MUST_CLOSE:
+            return h11.NEED_DATA
+        return super().next_event()
+
+
 class _Http1(H11Protocol):
     reading: trio.CancelScope
     """Around the reading of the connection; cancelled once that is closed. With a request behind
     the one that is answered, hypercorn would wait for the end of an answer that has failed."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(*arguments, **named)
+        size_max = self.config.h11_max_incomplete_size
+        self.connection = _LastIsLast(h11.SERVER, max_incomplete_event_size=size_max)
+
     async def handle(self, event: Event) -> None:
+        is_data = isinstance(event, RawData) and event.data
+        if is_data and self.connection.their_state is h11.MUST_CLOSE:
+            return  # else it would be kept for as long as the answer goes on
         await super().handle(event)
         if isinstance(event, Closed):
             self.reading.cancel()

@@ -192,3 +192,25 @@ def test_a_client_that_left_with_a_request_behind_a_stream_leaves_no_connection(
             has_left.set()
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("body", [b"", b"0123456789"])
+def test_what_comes_behind_the_last_request_does_not_take_the_answer(body: bytes) -> None:
+    """It made hypercorn close the connection at once, with all or half of the answer unsent."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"4"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 415, "headers": headers})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def main() -> None:
+        length = b"Content-Length: %d\r\n\r\n" % len(body)
+        async with serving(app, stop_s=BOUND_S) as port:
+            for close in (b"", b"Connection: close\r\n"):
+                async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+                    await client.send_all(GET + close + length + body + GET + b"\r\n")
+                    answer = await read_until(client, b"done")
+                    assert answer.startswith(b"HTTP/1.1 415")
+                    assert await client.receive_some() == b""
+
+    trio.run(main)
