@@ -78,6 +78,7 @@ class _Connection(H11Protocol):
     # Any: transports are the event loop's, and another loop has other types.
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401
         super().connection_made(transport)
+        self._served, self.app = self.app, self._run
         self._bound_head()
 
     def data_received(self, data: bytes) -> None:
@@ -99,6 +100,19 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._forget_head()
+
+    async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - passed on
+        """Run the application; close the connection if the server cuts it off.
+
+        Else the client would get 500, as for a request that has failed, and would not send it again
+        as it does if the answer is lost.
+        """
+        try:
+            await self._served(scope, receive, send)
+        except anyio.get_cancelled_exc_class():
+            self.cycle.disconnected = True
+            self.transport.close()
+            raise
 
     def _should_upgrade(self) -> bool:
         """Answer in HTTP, as a server may (RFC 9110, 7.8)."""
