@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from ...errors import JournalRefused, JournalUnavailable, OwnedElsewhere
-from .schema import NO_LINKS, PRIVATE, is_full
+from .schema import NO_LINKS, PRIVATE, has_no_file_left, is_full, refusal
 
 if sys.platform == "win32":
     import msvcrt
@@ -175,6 +175,8 @@ class OwnerLock:
                 f"{sidecar.parent}; nothing was changed; make the folder, or check the path"
             ) from error
         except OSError as error:
+            if has_no_file_left(error):
+                raise refusal(self._owned, error) from error
             if is_full(error):
                 raise JournalUnavailable(
                     f"{self._owned} cannot be opened for writing: {error}; nothing was changed; "
@@ -196,8 +198,11 @@ class OwnerLock:
         except FileNotFoundError:
             return
         except OSError as error:
+            if has_no_file_left(error):
+                raise refusal(self._owned, error) from error
             raise JournalRefused(
-                f"{self._owned} cannot be opened for writing: {error}; nothing was changed"
+                f"{self._owned} cannot be opened for writing: {error}; nothing was changed; check "
+                "the permissions of this file"
             ) from error
         # A power failure may leave zeros in a new file, and a full disk only its beginning.
         if not _BEGIN.startswith(begin.rstrip(b"\0")):

@@ -270,6 +270,8 @@ _URL = re.compile("[^/]*://")
 # UPDATE … FROM, RETURNING, and the JSON functions built in.
 _SQLITE_VERSION_MIN = (3, 38)
 
+_OPEN_FILES_MAX = 6  # of one opening, at the same time
+
 
 def real_path(path: str | PathLike[str]) -> Path:
     """Return the absolute path of a file, with all symbolic links followed; it need not exist.
@@ -427,8 +429,10 @@ def refuse_bad_log(path: Path) -> None:
 
     Call this only while no process has the file open for writing: a writer moves the stamp.
     """
-    # Twice: a process that closed the file in between has folded its log into it.
-    if not is_log_of(path) and not is_log_of(path):
+    with refusals(path):
+        # Twice: a process that closed the file in between has folded its log into it.
+        is_own = is_log_of(path) or is_log_of(path)
+    if not is_own:
         found = (
             "its write-ahead log is missing, and with it the newest commits"
             if log_salt(path) is None
@@ -478,6 +482,8 @@ def _read_stamp(path: Path) -> tuple[LogStamp, Container[int]]:
     """Return a file's stamp, and the pages that opening it writes."""
     opening_pages: set[int] = set()
     stamp = LogStamp(is_log_needed=False, salt=0)
+    if not path.exists():
+        return stamp, opening_pages
     try:
         # The file alone, as if it had no log.
         with contextlib.closing(_connect(path, "ro", 0, is_immutable=True)) as connection:
@@ -680,6 +686,8 @@ def _create(path: Path) -> None:
         draft.rename(path)
         sync_folder(path.parent)
     except (OSError, sqlite3.Error) as error:
+        if has_no_file_left(error):
+            raise  # the caller converts it
         if is_full(error):
             raise JournalUnavailable(
                 f"no journal can be made at {path}: {error}; nothing was created; make room on the "
@@ -725,8 +733,22 @@ def is_full(error: BaseException) -> bool:
 
 
 def has_no_file_left(error: BaseException) -> bool:
-    """Return True if an error means that this process, or the system, can open no more files."""
-    return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+    """Return True if an error means that this process, or the system, can open no more files.
+
+    SQLite says only that it cannot open a file, and not why. So this tries to open as many others
+    as a journal takes: by now those of the failed attempt may be closed.
+    """
+    if isinstance(error, OSError):
+        return error.errno in {errno.EMFILE, errno.ENFILE}
+    if error_code(error) != sqlite3.SQLITE_CANTOPEN:
+        return False
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(_OPEN_FILES_MAX):
+                opened.enter_context(open(os.devnull, "rb", buffering=0))  # noqa: PTH123 - no path
+        except OSError as lacking:
+            return has_no_file_left(lacking)
+    return False
 
 
 def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable:
@@ -734,6 +756,11 @@ def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable
     if is_full(error):
         return JournalUnavailable(
             f"{path} cannot be opened: {error}; nothing was changed; make room on the disk"
+        )
+    if has_no_file_left(error):
+        return JournalUnavailable(
+            f"{path} cannot be opened now: too many files are open ({error}); nothing was changed; "
+            "close some, or raise the limit (ulimit -n), and try again"
         )
     code = error_code(error)
     if isinstance(error, MemoryError) or code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -1034,6 +1035,49 @@ def test_each_reason_not_to_open_a_file_comes_with_what_to_do(path: Path, code: 
     error = sqlite3.OperationalError("as SQLite says it")
     error.sqlite_errorcode = code
     assert REFUSALS[code] in str(refusal(path, error))
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """Leave this process room for so many more open files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("mode", ["made", "written", "read"])
+async def test_a_file_that_cannot_be_opened_for_want_of_open_files_may_be_opened_later(
+    path: Path, mode: str
+) -> None:
+    """SQLite says of it what it says of a folder that may not be read."""
+    if mode != "made":
+        async with SQLiteJournal(path):
+            pass
+    told: set[str] = set()
+    is_open = False
+    for count in range(12):
+        try:
+            with files_left(count):
+                async with SQLiteJournal(path, read_only=mode == "read"):
+                    is_open = True
+        except JournalUnavailable as error:
+            told.add(str(error))
+        if is_open:
+            break
+    assert is_open
+    assert told
+    assert all("raise the limit" in each for each in told), told
 
 
 async def test_a_folder_whose_locks_do_not_work_is_refused(
