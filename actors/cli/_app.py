@@ -44,6 +44,8 @@ from ._exits import (
     Seed,
     fail,
     finite,
+    how_stopped,
+    interrupted_by_signals,
     print_json,
     told_output,
 )
@@ -219,6 +221,7 @@ class _Plan(NamedTuple):
 
 
 @app.command()
+@interrupted_by_signals()
 def demo(
     *,
     db: Annotated[
@@ -255,6 +258,7 @@ def demo(
 
 
 @app.command()
+@interrupted_by_signals()
 def replay(
     *,
     files: Annotated[
@@ -402,7 +406,7 @@ def _play(
         try:
             anyio.run(replay.play)
         except KeyboardInterrupt:
-            stopped, status = "stopped by Ctrl-C", INTERRUPTED
+            stopped, status = how_stopped(), INTERRUPTED
         except WorkerLost as lost:
             stopped = str(lost)
     if stopped is not None:

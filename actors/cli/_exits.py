@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -31,6 +31,7 @@ __all__ = [
     "for_programs",
     "forget_output",
     "handling_signals",
+    "how_stopped",
     "interrupted_by_signals",
     "is_given",
     "print_json",
@@ -86,6 +87,15 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
+_came: list[int] = []
+"""The signals that interrupt this process, in order. Each process has one, as it has handlers."""
+
+
+def how_stopped() -> str:
+    """Return how a `KeyboardInterrupt` came about, for a message."""
+    return f"stopped by {signal.Signals(_came[0]).name if _came else 'Ctrl-C'}"
+
+
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, and then end this process.
@@ -93,11 +103,10 @@ def interrupted_by_signals() -> Iterator[None]:
     So the processes that the block has started end, too. Later ones change nothing: the end of a
     terminal or of a service often comes with several.
     """
-    came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1:
+        _came.append(number)
+        if len(_came) > 1:
             return
         by_ctrl_c = signal.getsignal(signal.SIGINT)  # asyncio's own while a loop runs
         if not callable(by_ctrl_c):  # ignored, as in the background of a shell
@@ -108,8 +117,11 @@ def interrupted_by_signals() -> Iterator[None]:
         with handling_signals(interrupt):
             yield
     finally:
-        if came:
-            signal.raise_signal(came[0])
+        if _came:
+            # Nothing else writes what is buffered: a signal ends the process without Python's exit.
+            with suppress(OSError, ValueError):
+                print(end="", flush=True)
+            signal.raise_signal(_came[0])
 
 
 @contextmanager

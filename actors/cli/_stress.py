@@ -31,6 +31,8 @@ from ._exits import (
     Seed,
     fail,
     finite,
+    how_stopped,
+    interrupted_by_signals,
     is_given,
     print_json,
 )
@@ -58,6 +60,7 @@ class Backend(StrEnum):
     TRIO = "trio"
 
 
+@interrupted_by_signals()
 def stress(
     context: typer.Context,
     *,
@@ -273,7 +276,7 @@ def _run(
     try:
         anyio.run(stress.run)
     except KeyboardInterrupt:
-        stopped, status = "stopped by Ctrl-C", INTERRUPTED
+        stopped, status = how_stopped(), INTERRUPTED
     except WorkerLost as lost:
         stopped, status = str(lost), BROKEN
     if stopped is not None:

@@ -23,7 +23,7 @@ from rich.text import Text
 from turnkeeper.runtime import Ports
 
 from ._display import many, print_list, printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail, interrupted_by_signals
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail
 from ._torture import Display, report_verdict
 
 if TYPE_CHECKING:
@@ -87,11 +87,7 @@ def stress_nodes(
     except ValueError as error:
         shutil.rmtree(folder)
         fail(UNUSABLE, str(error))
-    with (
-        interrupted_by_signals(),
-        history.open("w", encoding="utf-8") as file,
-        Display(errors) as display,
-    ):
+    with history.open("w", encoding="utf-8") as file, Display(errors) as display:
         plan = Plan(
             seed=seed,
             users=USERS,

@@ -452,8 +452,12 @@ def test_a_journal_that_is_owned_elsewhere_is_left_alone(
     assert result.stderr.endswith("turnkeeper: nothing had been acknowledged\n")
 
 
-def test_ctrl_c_stops_the_worker_and_accounts_for_what_was_acknowledged(
-    chats: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "status", "name"),
+    [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, -signal.SIGTERM, "SIGTERM")],
+)
+def test_a_signal_stops_the_worker_and_accounts_for_what_was_acknowledged(
+    chats: Path, tmp_path: Path, how: signal.Signals, status: int, name: str
 ) -> None:
     db = tmp_path / "chats.db"
     command = [*COMMAND, "replay", str(chats), "--db", str(db), "--pace", "0.3", "--json"]
@@ -464,16 +468,40 @@ def test_ctrl_c_stops_the_worker_and_accounts_for_what_was_acknowledged(
         while "acknowledged" not in process.stderr.readline():
             pass
 
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         stdout, stderr = process.communicate()
 
     report = json.loads(stdout)
-    assert process.returncode == 130
-    assert "turnkeeper: stopped by Ctrl-C" in stderr
+    assert process.returncode == status
+    assert f"turnkeeper: stopped by {name}" in stderr
     assert "Traceback" not in stderr
-    assert report["stopped"] == "stopped by Ctrl-C"
+    assert report["stopped"] == f"stopped by {name}"
     assert report["acknowledged"] == report["found"] > 0
     assert report["broken"] == []
     # The worker has gone, too: the journal can be owned again at once.
     again = run("replay", chats, "--db", db, "--conversations", "1")
     assert again.exit_code == 0, again.output
+
+
+@pytest.mark.parametrize("command", ["demo", "replay", "stress"])
+def test_a_signal_that_ends_a_run_leaves_nothing_among_the_temporary_files(
+    chats: Path, tmp_path: Path, command: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    arguments = {"demo": [], "replay": [str(chats), "--pace", "1"], "stress": ["--rate", "50"]}
+    with subprocess.Popen(
+        [*COMMAND, command, *arguments[command]],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not any(temporary.iterdir()):
+            assert process.poll() is None
+
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+
+    assert process.returncode == -signal.SIGTERM
+    assert list(temporary.iterdir()) == []
