@@ -19,7 +19,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..errors import ConversationNotFound, CorruptLog
 from ._display import printable
 from ._error_lines import error_line
-from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail, forget_output
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail, forget_output, how_stopped
 from ._journal_jobs import is_url
 from ._naming import is_text
 
@@ -86,7 +86,7 @@ def told(db: str, schema: str = SCHEMA) -> Iterator[None]:
             fail(UNUSABLE, f"{error.filename}: {error.strerror}")
         fail(UNUSABLE, f"output: {error.strerror}; the rest was not written")
     except KeyboardInterrupt:
-        fail(INTERRUPTED, "stopped by Ctrl-C")
+        fail(INTERRUPTED, how_stopped())
 
 
 def refuse_url(db: str) -> None:

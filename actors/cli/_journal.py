@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnkeeper.runtime import Ports
+from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ..errors import JournalRefused
 from ..events import LoggedEvent
@@ -46,7 +46,18 @@ from ._asking import (
     without_password,
 )
 from ._display import many, print_list, printable
-from ._exits import BROKEN, UNUSABLE, AsJson, fail, finite, for_programs, print_json
+from ._exits import (
+    BROKEN,
+    INTERRUPTED,
+    UNUSABLE,
+    AsJson,
+    fail,
+    finite,
+    for_programs,
+    how_stopped,
+    interrupted_by_signals,
+    print_json,
+)
 from ._journal_jobs import is_url, progress
 from ._look import show
 
@@ -226,7 +237,13 @@ def import_(
             found = f"{db} is no journal: the first argument is the journal to import into"
             fail(UNUSABLE, printable(f"{found}; nothing was done"))
         run = partial(jobs.import_all, keep_users=keep_users, source=source and source.value)
-        imported = anyio.run(run, db, schema, files)
+        try:
+            imported = anyio.run(run, db, schema, files)
+        except KeyboardInterrupt:
+            fail(
+                INTERRUPTED,
+                f"{how_stopped()}; what had been imported stays; run it again, and it continues",
+            )
     if imported.problems:
         errors = Console(stderr=True, highlight=False)
         print_list(errors, "not imported:", imported.problems)
@@ -398,6 +415,7 @@ def vacuum(db: File, *, as_json: AsJson = False) -> None:
         say(f"{freed:,} bytes freed")
 
 
+@interrupted_by_signals()
 def delete(
     db: Db,
     conversations: Annotated[
@@ -446,26 +464,18 @@ def delete(
             events = sum(infos[name].head for name in names)
             scope = f"{many(len(names), 'conversation')} with {many(events, 'event')}"
             confirm(f"{scope} will be deleted for good", yes=yes)
-        done, problems = anyio.run(jobs.delete_all, db, schema, [infos[name] for name in names])
-    if as_json:
-        print_json(
-            {
-                "deleted": [
-                    {
-                        "conversation": name,
-                        "kept": one.kept,
-                        "forks": list(one.forks),
-                        "is_erased": one.is_erased,
-                    }
-                    for name, one in done.items()
-                ],
-                "problems": problems,
-            }
-        )
-    else:
-        _print_deleted(done, is_file=not is_url(db))
-    if problems:
-        print_list(Console(stderr=True, highlight=False), "not deleted:", problems)
+        result = jobs.DeleteResult()
+        try:
+            anyio.run(jobs.delete_all, db, schema, [infos[name] for name in names], result)
+        except (TurnkeeperError, KeyboardInterrupt):
+            if result.in_work is not None:
+                result.problems.append(
+                    f"{result.in_work}: it may be deleted; `turnkeeper show` lists what is left"
+                )
+                _print_deleted(result, is_file=not is_url(db), as_json=as_json)
+            raise
+    _print_deleted(result, is_file=not is_url(db), as_json=as_json)
+    if result.problems:
         raise typer.Exit(UNUSABLE)
 
 
@@ -484,7 +494,30 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 # --- output --------------------------------------------------------------------------------------
 
 
-def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
+def _print_deleted(result: jobs.DeleteResult, *, is_file: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "deleted": [
+                    {
+                        "conversation": name,
+                        "kept": one.kept,
+                        "forks": list(one.forks),
+                        "is_erased": one.is_erased,
+                    }
+                    for name, one in result.deleted.items()
+                ],
+                "problems": result.problems,
+            }
+        )
+    else:
+        _say_deleted(result.deleted, is_file=is_file)
+    if result.problems:
+        title = "not deleted:" if result.in_work is None else "not deleted, or perhaps not:"
+        print_list(Console(stderr=True, highlight=False), title, result.problems)
+
+
+def _say_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
     for name, deletion in deleted.items():
         if deletion.kept:
             forks = ", ".join(printable(fork) for fork in deletion.forks)

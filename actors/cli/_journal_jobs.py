@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,7 @@ from ._naming import conversation_names
 
 __all__ = [
     "LEASE_S",
+    "DeleteResult",
     "ImportResult",
     "delete_all",
     "export",
@@ -478,30 +479,38 @@ async def reindex(db: str, schema: str) -> tuple[int, Sequence[str]]:
             return await reindex_journal(journal, on_progress=lambda done: on_progress(done, done))
 
 
+@dataclass(slots=True)
+class DeleteResult:
+    """The deletions, and the reasons why others were not made."""
+
+    deleted: dict[str, Deletion] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    in_work: str | None = None
+    """The conversation whose deletion had begun when all was interrupted."""
+
+
 async def delete_all(
-    db: str, schema: str, infos: Sequence[ConversationInfo]
-) -> tuple[Mapping[str, Deletion], Sequence[str]]:
+    db: str, schema: str, infos: Sequence[ConversationInfo], result: DeleteResult
+) -> None:
     """Delete these conversations, unless they changed since they were listed.
 
-    Return the deletions, and the reasons why the others were not deleted.
+    `result` tells of those that are done, also if an error or Ctrl-C ends it before the rest.
     """
-    deleted: dict[str, Deletion] = {}
-    problems: list[str] = []
     if not infos:
-        return deleted, problems
+        return
     async with open_journal(db, schema, read_only=False) as journal:
         with progress("conversations") as on_progress:
             for done, info in enumerate(infos):
                 on_progress(done, len(infos))
-                name = info.conversation_id
+                name = result.in_work = info.conversation_id
                 try:
                     deletion = await delete_unchanged(journal, info)
                     if deletion is None:
-                        problems.append(f"{name}: it has new events since it was listed")
+                        result.problems.append(f"{name}: it has new events since it was listed")
                     else:
-                        deleted[name] = deletion
+                        result.deleted[name] = deletion
                 except ConversationNotFound:
-                    problems.append(f"{name}: another process has deleted it")
+                    result.problems.append(f"{name}: another process has deleted it")
                 except (OwnedElsewhere, CorruptLog) as error:
-                    problems.append(error_line(error))
-    return deleted, problems
+                    result.problems.append(error_line(error))
+                result.in_work = None

@@ -298,6 +298,76 @@ def test_a_deletion_beside_a_reader_says_what_may_be_left(path: Path) -> None:
     assert "in the file, its search index or its write-ahead log; run `turnkeeper vacuum`" in done
 
 
+# The signal comes as the second conversation is deleted, or the first one is written.
+_INTERRUPTED = """
+import signal, sys
+from turnkeeper.actors.cli import _journal_jobs, main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+number = int(sys.argv.pop())
+delete_unchanged, calls = _journal_jobs.delete_unchanged, []
+
+async def delete(journal, info):
+    calls.append(info)
+    if len(calls) == 2:
+        signal.raise_signal(number)
+    return await delete_unchanged(journal, info)
+
+async def write(*_):
+    signal.raise_signal(number)
+    await _journal_jobs.anyio.sleep_forever()
+
+_journal_jobs.delete_unchanged, _journal_jobs.import_recorded = delete, write
+main()
+"""
+
+
+def interrupted(number: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command until this signal has ended it."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", _INTERRUPTED, *map(str, arguments), str(number)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "name"),
+    [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, -signal.SIGTERM, "SIGTERM")],
+)
+def test_a_deletion_that_a_signal_ends_says_what_is_deleted(
+    path: Path, number: int, status: int, name: str
+) -> None:
+    done = interrupted(number, "delete", path, "bob", "alice", "-y")
+
+    assert done.returncode == status
+    assert done.stdout == "1 conversation deleted\n"
+    assert done.stderr == (
+        "not deleted, or perhaps not:\n"
+        "  alice: it may be deleted; `turnkeeper show` lists what is left\n"
+        f"turnkeeper: stopped by {name}\n"
+    )
+    assert set(logs(path)) == {"alice"}
+
+
+def test_a_deletion_that_ctrl_c_ends_tells_programs_what_is_deleted(path: Path) -> None:
+    done = interrupted(signal.SIGINT, "delete", path, "bob", "alice", "-y", "--json")
+
+    (one,) = json.loads(done.stdout)["deleted"]
+    assert one["conversation"] == "bob"
+
+
+def test_an_import_that_ctrl_c_ends_says_how_to_go_on(path: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.json"
+    chats.write_text(json.dumps(CHATS))
+
+    done = interrupted(signal.SIGINT, "import", path, chats)
+
+    assert done.returncode == 130
+    assert "stopped by Ctrl-C; what had been imported stays; run it again" in done.stderr
+
+
 @pytest.mark.parametrize(("answer", "left"), [(b"y\n", {"alice"}), (b"n\n", {"alice", "bob"})])
 def test_on_a_terminal_it_asks_before_it_destroys(
     path: Path, answer: bytes, left: set[str]
