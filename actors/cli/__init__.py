@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
+
+_STDERR = 2
 
 
 def main() -> None:
     """Run the command line, or say which extra it needs."""
+    _fill_standard_streams()
     if find_spec("typer") is None or find_spec("rich") is None:
         raise SystemExit("the turnkeeper command needs its extra: pip install 'turnkeeper[cli]'")
     try:  # the import takes most of a second, and the commands are made before one runs
@@ -21,3 +26,16 @@ def main() -> None:
     except KeyboardInterrupt:
         print("turnkeeper: stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _fill_standard_streams() -> None:
+    """Open the null device in place of each standard stream that was closed when this began.
+
+    The next file would get its number, and what libraries and children write to the stream would
+    go into that file. What is printed to a `sys.stderr` of None goes to standard output.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the exit

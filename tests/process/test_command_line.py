@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -260,6 +261,34 @@ def test_ctrl_c_while_modules_are_loaded_or_commands_made_is_told_in_a_line(what
 
     assert stopped.stderr == "turnkeeper: stopped by Ctrl-C\n"
     assert stopped.returncode == 130
+
+
+_PRINTING = """
+import os, sys
+from turnkeeper.actors.cli import _app, main
+
+def print_and_open(**_):
+    print("for people", file=sys.stderr)
+    print(os.open(os.devnull, os.O_WRONLY) > 2)
+
+_app.app = print_and_open
+main()
+"""
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_standard_stream_that_was_closed_is_no_other_file(closed: int) -> None:
+    """What a server told people came among its output, or into the next file that it opened."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", _PRINTING],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=partial(os.close, closed),
+    )
+
+    assert ended.stdout == ("" if closed == 1 else "True\n")
+    assert ended.stderr == ("" if closed == 2 else "for people\n")
 
 
 _WRITING = """
