@@ -179,8 +179,9 @@ class Conversations:
         entering and from then on; "on_message" leaves each as it is until its next message, and a
         process that awaits a turn of it waits until then, too.
         `recover_every_s`: the seconds between two searches for such conversations, give or take a
-        quarter, and at least twenty times what the last one took; the default is the same as that
-        of `PostgresJournal(lease_s=…)`. `recover_max`: how many are opened at once.
+        quarter, and up to four times as many after one that took more than a twentieth of that; the
+        default is the same as that of `PostgresJournal(lease_s=…)`. `recover_max`: how many are
+        opened at once.
 
         `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume" continues it if
         the agent is resumable, as a `ToolAgent` is and a function under `@agent` is not, and runs a

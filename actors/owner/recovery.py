@@ -26,6 +26,8 @@ _LOOKS_SKIPPED_MAX = 64
 _SHARE_MAX = 0.05
 """The share of the time that looks may take. A journal without an index of unfinished conversations
 reads the row of every conversation at each look."""
+_PAUSES_MAX = 4
+"""The longest pause, in usual ones: a look is slow, too, if it waited for the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,5 +135,6 @@ class RecoveryActor(Actor[Look]):
     def _wait(self, took_s: float) -> None:
         # Random, so that the processes that share a journal do not all look at the same time and
         # claim the same conversations.
-        pause_s = self._every_s * self.context.ports.random.uniform(0.75, 1.25)
-        self.context.timers.once(max(pause_s, took_s / _SHARE_MAX), Look(), key="look")
+        share = self.context.ports.random.uniform(0.75, 1.25)
+        rest_s = min(took_s / _SHARE_MAX, _PAUSES_MAX * self._every_s)
+        self.context.timers.once(max(share * self._every_s, rest_s), Look(), key="look")

@@ -291,6 +291,27 @@ async def test_the_looks_of_two_processes_drift_apart() -> None:
     assert len(set(pauses)) == len(pauses)
 
 
+async def test_a_look_that_waited_for_the_database_puts_the_next_one_off_by_a_minute() -> None:
+    """It was put off by twenty times the wait, and crashed conversations stayed as they were."""
+
+    class Waiting(MemoryJournal):
+        def __init__(self) -> None:
+            super().__init__()
+            self.looked_at: list[float] = []
+
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            self.looked_at.append(clock.ports().loop_time())
+            if len(self.looked_at) == 2:  # the first is that of entering
+                await clock.sleep(60.0)
+            return await super().find_abandoned()
+
+    clock, journal = VirtualClock(), Waiting()
+    async with Conversations(HeldAgent(), journal=journal, ports=clock.ports()):
+        await clock.advance(300.0)
+    _, waiting, after, *_ = journal.looked_at
+    assert after - waiting == pytest.approx(60.0 + 60.0)
+
+
 async def test_a_look_that_ends_as_the_conversations_close_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
