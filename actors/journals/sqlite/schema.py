@@ -317,17 +317,25 @@ def real_path(path: str | PathLike[str]) -> Path:
 def refuse_stranger(path: Path) -> None:
     """Raise `JournalRefused` if the file is no journal, before a lock is put beside it.
 
-    It reads the file alone, and only if there is no log: any other doubt is for the checks of the
-    opening, which hold the lock.
+    It reads the file alone and, if a program has its log in use, both together. Any other doubt is
+    for the checks of the opening, which hold the lock.
     """
     with refusals(path):
-        if not path.exists() or log_bytes(path):
+        has_log = log_bytes(path) > 0
+        if not path.exists() or (has_log and not Path(f"{path}-shm").exists()):
             return
         try:
             with contextlib.closing(_connect(path, "ro", 0, is_immutable=True)) as connection:
+                (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+            if application_id == APPLICATION_ID:
+                return
+            # A page in the log comes before that of the file, which may be damaged.
+            with contextlib.closing(
+                _connect(path, "ro", 0, is_immutable=not has_log)
+            ) as connection:
                 _check_kind(connection, path)
         except sqlite3.Error as error:
-            if error_code(error) == sqlite3.SQLITE_NOTADB:
+            if error_code(error) == sqlite3.SQLITE_NOTADB and not has_log:
                 raise
 
 

@@ -807,6 +807,21 @@ async def test_what_is_no_journal_is_refused_and_left_alone(path: Path, stranger
     assert after == before
 
 
+async def test_another_programs_file_that_is_in_use_gets_no_lock_file(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("CREATE TABLE event (anything)")
+        before = set(path.parent.iterdir())
+        assert Path(f"{path}-wal") in before
+
+        with pytest.raises(JournalRefused, match="not a turnkeeper journal"):
+            async with SQLiteJournal(path):
+                raise AssertionError("entered")
+
+        assert set(path.parent.iterdir()) == before
+        other.execute("INSERT INTO event VALUES (1)")
+
+
 @pytest.mark.parametrize("stranger", ["empty", "text", "database", "newer", "folder", "pipe"])
 async def test_a_reader_refuses_what_is_no_journal(path: Path, stranger: str) -> None:
     make, text = STRANGERS[stranger]
