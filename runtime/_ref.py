@@ -21,6 +21,7 @@ from ._lifecycle import ENDED, MAIL, Mail
 from ._mailbox import Waiter
 from ._messages import Ask, Firing, Message, Tell
 from ._slice import EMPTY, SPENT, run_slice
+from ._supervision import check_kind
 from .errors import MailboxFull, NotDelivered
 
 __all__ = ["KeyedActors", "Ref", "Terminated", "Watching"]
@@ -177,7 +178,7 @@ class Ref(Generic[M_contra]):
             park = system.park
             # The short way. Cells that are closed or full for any reason fail both tests.
             if control:
-                self._send(ask, control=True, may_wait=True)
+                self._send(ask, control=control, may_wait=True)
             elif cell.is_parked:
                 if not cell.is_inline:
                     cell.wake_for(ask)
@@ -262,6 +263,8 @@ class Ref(Generic[M_contra]):
 
     def _send(self, item: Ask | Tell, *, control: bool, may_wait: bool) -> Waiter | None:
         """Queue or refuse the message, or return the waiter of a tell that has to wait for room."""
+        if control:  # the short way takes what counts as false for False
+            check_kind("control", control, bool)
         cell = self._resolve()
         system = cell.system
         system.check_home(cell.name)

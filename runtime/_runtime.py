@@ -47,8 +47,15 @@ from ._mailbox import DEFAULT_MAILBOX, MailboxSettings
 from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
-from ._supervision import DEFAULT_SUPERVISION, Supervision, check_number, check_seconds, leaves
-from ._supervisor import Supervisor, check_kind
+from ._supervision import (
+    DEFAULT_SUPERVISION,
+    Supervision,
+    check_kind,
+    check_number,
+    check_seconds,
+    leaves,
+)
+from ._supervisor import Supervisor
 from ._system import Makers, System
 from ._tree import Tree, cells_of, take_tree
 from ._world import Limits, traceback_of

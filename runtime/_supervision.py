@@ -25,6 +25,7 @@ __all__ = [
     "RestartLog",
     "Strategy",
     "Supervision",
+    "check_kind",
     "check_number",
     "check_seconds",
     "check_whole",
@@ -56,6 +57,12 @@ def check_whole(name: str, number: object, *, least: int = 1) -> None:
 def check_seconds(name: str, seconds: object) -> None:
     """Raise `ValueError` unless this is 0 or more; the clock would never get past NaN."""
     check_number(name, seconds, "0 seconds or more")
+
+
+def check_kind(name: str, given: object, kind: type) -> None:
+    """Raise `TypeError` if a setting has the wrong type, now and not at an actor's failure."""
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} is {given!r}; it takes a {kind.__name__}")
 
 
 class Directive(Enum):

@@ -29,7 +29,7 @@ from ._messages import Ask
 from ._parent import Child, Verdict
 from ._ref import Ref
 from ._reports import Failure
-from ._supervision import Directive, RestartLog, Supervision
+from ._supervision import Directive, RestartLog, Supervision, check_kind
 from .errors import ActorEnded, TooManyRestarts
 
 if TYPE_CHECKING:
@@ -51,12 +51,6 @@ def check_factory(factory: object, name: str) -> None:
             f"actor {name!r} is given as a {kind}; give its factory, which is called for each "
             f"restart: the class, or `lambda: {kind}(...)`"
         )
-
-
-def check_kind(name: str, given: object, kind: type) -> None:
-    """Raise `TypeError` if a setting has the wrong type, now and not at an actor's failure."""
-    if not isinstance(given, kind):
-        raise TypeError(f"{name} is {given!r}; it takes a {kind.__name__}")
 
 
 class Supervisor:

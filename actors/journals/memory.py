@@ -48,6 +48,7 @@ from ..journal import (
     fitting,
 )
 from ..values.tables import NO_TABLE
+from ..values.text import check_bool
 from ..values.type_names import a_type
 from ..values.words import words_of
 from .shared.append_rules import (
@@ -270,6 +271,7 @@ class MemoryJournal:
         self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
     ) -> Claim:
         self._refuse_if_left()
+        check_bool("takeover", takeover)
         await check_new_name(self, conversation_id, any_name=any_name)
         log = self._store.kept_log(conversation_id)
         owner = log.owner

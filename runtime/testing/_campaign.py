@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from .._supervision import check_number, check_seconds, check_whole
+from .._supervision import check_kind, check_number, check_seconds, check_whole
 from ..ports import Ports
 from ._simulate import SHRINK_RUNS_MAX, STEPS_MAX, World, shrink, simulate
 from ._simulation import POLICIES, Backend, Broken, Policy, Run
@@ -205,6 +205,7 @@ def run_campaign(
         check_seconds("seconds", seconds)
     check_number("first_seed", first_seed, "a whole number", least=-math.inf, is_whole=True)
     check_whole("processes", processes)
+    check_kind("native_cancels", native_cancels, bool)
     check_whole("steps_max", steps_max)
     check_whole("shrink_runs_max", shrink_runs_max, least=0)
     settings = _Settings(backend, native_cancels, steps_max)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from .._supervision import check_number, check_whole
+from .._supervision import check_kind, check_number, check_whole
 from ._scheduler import Scheduler
 from ._simulation import (
     NOTES_MAX,
@@ -66,10 +66,11 @@ def simulate(
     Runs of several threads take turns. Other threads may run loops of their own meanwhile.
 
     Raises `SimulatorUnsupported` if the backend is not installed, or has changed too much, or if
-    another thread does not end its run, and `ValueError` for an option that makes no sense. Not for
-    use inside a running event loop.
+    another thread does not end its run, and `ValueError` or `TypeError` for an option that makes no
+    sense. Not for use inside a running event loop.
     """
     settings = Settings(seed, backend, strike, native_cancels, steps_max, notes_max)
+    check_kind("is_told", is_told, bool)
     played = Tape(seed) if tape is None else tape.to_replay()
     if policy is not None and policy not in POLICIES:
         raise ValueError(f"policy is {policy!r}; it takes one of {', '.join(POLICIES)}")
@@ -94,6 +95,7 @@ class Settings:
         check_number("seed", self.seed, "a whole number", least=-math.inf, is_whole=True)
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}; it takes trio or asyncio")
+        check_kind("native_cancels", self.native_cancels, bool)
         check_whole("steps_max", self.steps_max)
         check_whole("notes_max", self.notes_max, least=0)
 

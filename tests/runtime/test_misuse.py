@@ -369,7 +369,13 @@ async def test_a_switch_that_is_neither_true_nor_false_is_refused() -> None:
             runtime.spawn(Counter, name="counter", resident=no)
         with pytest.raises(TypeError, match="resident is 'no'; it takes a bool"):
             runtime.region("keyed", lambda _: Counter(), resident=no)
-        assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
+        ref = runtime.spawn(Counter, name="counter")
+        for send in (ref.tell, ref.ask):
+            with pytest.raises(TypeError, match="control is 'no'; it takes a bool"):
+                await send(Get(), control=no)
+        with pytest.raises(TypeError, match="control is 'no'; it takes a bool"):
+            ref.tell_nowait(Get(), control=no)
+        assert await ref.ask(Get()) == 0
 
 
 async def test_a_delay_that_is_no_number_is_refused() -> None:

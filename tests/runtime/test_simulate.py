@@ -915,6 +915,13 @@ def test_a_failing_tape_is_shrunk_to_the_decisions_that_matter() -> None:
         shrink(_racy, simulate(_orders([])))
 
 
+@pytest.mark.parametrize("switch", ["native_cancels", "is_told"])
+def test_a_switch_that_is_neither_true_nor_false_is_refused(switch: str) -> None:
+    no: Any = {switch: "no"}
+    with pytest.raises(TypeError, match=f"{switch} is 'no'; it takes a bool"):
+        simulate(_orders([]), backend="asyncio", **no)
+
+
 @pytest.mark.parametrize("text", ["[]", '{"a": 1}', '{"a": [-1]}', '{"a": [true]}', "nothing"])
 def test_what_is_no_tape_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever it says

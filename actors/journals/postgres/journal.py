@@ -50,7 +50,7 @@ from ...journal import (
     SearchPage,
     SearchQuery,
 )
-from ...values.text import check_text
+from ...values.text import check_bool, check_text
 from ..shared.database_journal import DatabaseJournal, process_name, sorted_by_id
 from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
@@ -279,6 +279,7 @@ class PostgresJournal(DatabaseJournal):
     ) -> Claim:
         from .writer import Claiming  # noqa: PLC0415 - needs psycopg
 
+        check_bool("takeover", takeover)
         await check_new_name(self, conversation_id, any_name=any_name)
         return await self._submit(Claiming(conversation_id, takeover=takeover))
 

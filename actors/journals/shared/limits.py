@@ -121,6 +121,7 @@ async def check_new_name(journal: Journal, conversation_id: str, *, any_name: bo
     name is accepted that each journal can store.
     """
     check_conversation_id(conversation_id)
+    check_bool("any_name", any_name)
     if any_name:
         return
     try:

@@ -47,6 +47,7 @@ from ...journal import (
     SearchPage,
     SearchQuery,
 )
+from ...values.text import check_bool
 from ..shared.database_journal import DatabaseJournal, process_name, sorted_by_id
 from ..shared.job_thread import READS_AT_ONCE, Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
@@ -349,10 +350,11 @@ class SQLiteJournal(DatabaseJournal):
         self,
         conversation_id: str,
         *,
-        takeover: bool = False,  # noqa: ARG002 - entering has decided that
+        takeover: bool = False,
         any_name: bool = False,
     ) -> Claim:
         """Take the next epoch; a process that has entered owns all conversations of the file."""
+        check_bool("takeover", takeover)  # and no more: entering has decided that
         await check_new_name(self, conversation_id, any_name=any_name)
         return await self._change(lambda writer: writer.claim(conversation_id))
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -160,6 +161,17 @@ async def test_all_journals_answer_alike_whatever_they_are_given(journals: list[
     assert differing == {}
     for journal in journals:
         assert await read_all(journal, "c") == ["e1", "e2"]
+
+
+@pytest.mark.parametrize("switch", ["takeover", "any_name"])
+async def test_a_switch_of_a_claim_takes_nothing_but_true_and_false(
+    journals: list[Journal], switch: str
+) -> None:
+    no: Any = {switch: "no"}
+    for journal in journals:
+        with pytest.raises(InvalidInput, match=f"^{switch} is a str; it takes True or False"):
+            await journal.claim("c", **no)
+        assert (await journal.claim("c")).epoch == 1
 
 
 async def test_who_waits_for_more_is_told_when_the_journal_is_left_and_leaves_nothing() -> None:
