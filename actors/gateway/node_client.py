@@ -201,6 +201,9 @@ class _Connection:
                     with anyio.fail_after(silence_s):
                         received += await anext(body)
                 except StopAsyncIteration:
+                    # An answer in HTTP/1.0, as of a proxy, ends where its connection is closed.
+                    if received:
+                        raise Broken("the last line is not whole") from None
                     return
                 except TimeoutError as error:
                     raise Broken(f"nothing came for {silence_s:g} s") from error
