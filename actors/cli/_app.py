@@ -8,7 +8,6 @@ part of the input cannot be used (the rest of the input has run), or the output 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -47,6 +46,7 @@ from ._exits import (
     how_stopped,
     interrupted_by_signals,
     print_json,
+    temporary_folder,
     told_output,
 )
 from ._journal import COMMANDS
@@ -253,8 +253,8 @@ def demo(
         fail(UNUSABLE, f"{db} holds conversations already; name another file")
     if db is not None:
         _play(parts, db, plan, problems=(), is_kept=True)
-    with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
-        _play(parts, Path(folder, "demo.db"), plan, problems=(), is_kept=False)
+    with temporary_folder() as folder:
+        _play(parts, folder / "demo.db", plan, problems=(), is_kept=False)
 
 
 @app.command()
@@ -344,8 +344,8 @@ def replay(
     plan = _Plan(overlap, kills, pace, _REPLAY_VIEW_EVENTS_MAX, seed, as_json)
     if db is not None:
         _play(parts, db, plan, problems=problems, is_kept=True)
-    with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
-        _play(parts, Path(folder, "replay.db"), plan, problems=problems, is_kept=False)
+    with temporary_folder() as folder:
+        _play(parts, folder / "replay.db", plan, problems=problems, is_kept=False)
 
 
 app.command()(stress)

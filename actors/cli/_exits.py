@@ -9,10 +9,12 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -35,6 +37,7 @@ __all__ = [
     "interrupted_by_signals",
     "is_given",
     "print_json",
+    "temporary_folder",
     "told_output",
 ]
 
@@ -69,8 +72,11 @@ def print_json(value: Mapping[str, object]) -> None:
 
 
 def fail(status: int, what: str) -> NoReturn:
-    """Print the reason in one line, and exit."""
-    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
+    """Print the reason in one line, and exit; if it cannot be printed, the status says it alone."""
+    try:
+        Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
+    except OSError:
+        _forget(sys.stderr)
     raise typer.Exit(status)
 
 
@@ -174,5 +180,24 @@ def told_output() -> Iterator[None]:
 
 def forget_output() -> None:
     """Discard buffered output, so that Python does not try to write it again at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _forget(sys.stdout)
+
+
+def _forget(stream: TextIO | None) -> None:
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder among the temporary files, and remove it at the end of the block."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="turnkeeper-")
+    except OSError as error:
+        fail(
+            UNUSABLE,
+            f"no temporary folder can be made: {error.strerror}; nothing was done; make room, "
+            "or name another place in TMPDIR",
+        )
+    with folder as path:
+        yield Path(path)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -244,8 +244,9 @@ class Worker:
 @asynccontextmanager
 async def started(command: Sequence[str]) -> AsyncIterator[Worker]:
     """Start a worker in a session of its own, so that Ctrl-C reaches it only through us."""
-    with tempfile.TemporaryFile() as errors:
+    with ExitStack() as stack:
         try:
+            errors = stack.enter_context(tempfile.TemporaryFile())
             process = await anyio.open_process(
                 command,
                 stdin=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -35,6 +34,7 @@ from ._exits import (
     interrupted_by_signals,
     is_given,
     print_json,
+    temporary_folder,
 )
 from ._protocol import StartStress
 from ._replay import WorkerLost
@@ -200,8 +200,7 @@ def stress(
     with ExitStack() as stack:
         is_kept = db is not None
         if db is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="turnkeeper-"))
-            db = str(Path(folder, "stress.db"))
+            db = str(stack.enter_context(temporary_folder()) / "stress.db")
         crowd = Crowd(
             [f"{run}-{n}" for n in range(conversations)],
             senders=senders,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import resource
 import signal
 import struct
 import subprocess
@@ -289,6 +290,40 @@ def test_a_standard_stream_that_was_closed_is_no_other_file(closed: int) -> None
 
     assert ended.stdout == ("" if closed == 1 else "True\n")
     assert ended.stderr == ("" if closed == 2 else "for people\n")
+
+
+def test_the_status_is_right_if_the_reason_cannot_be_printed(tmp_path: Path) -> None:
+    """A status of 1 says that a promise was broken."""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, "show", tmp_path / "none.db"], stderr=full, stdout=full, check=False
+        )
+    assert ended.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo"], "no temporary folder can be made: No usable temporary directory found"),
+        (["stress"], "or name another place in TMPDIR"),
+        (["import", "new.db", "chats.json"], "nothing was changed; check the disk and the memory"),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_told_in_a_line(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "chats.json").write_text('[[{"role": "user", "content": "hello"}]]')
+    ended = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, 0)),
+    )
+
+    assert said in ended.stderr.splitlines()[-1]
+    assert ended.returncode == 2
 
 
 _WRITING = """

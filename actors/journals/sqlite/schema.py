@@ -694,14 +694,17 @@ def _create(path: Path) -> None:
         draft.rename(path)
         sync_folder(path.parent)
     except (OSError, sqlite3.Error) as error:
-        if has_no_file_left(error):
-            raise  # the caller converts it
         if is_full(error):
             raise JournalUnavailable(
                 f"no journal can be made at {path}: {error}; nothing was created; make room on the "
                 "disk"
             ) from error
-        raise JournalRefused(f"no journal can be made at {path}: {error}") from error
+        if isinstance(error, sqlite3.Error) or has_no_file_left(error):
+            raise  # the caller converts it
+        raise JournalRefused(
+            f"no journal can be made at {path}: {error}; nothing was created; check the folder and "
+            "its permissions"
+        ) from error
 
 
 def make_file(path: Path) -> None:
