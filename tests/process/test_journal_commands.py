@@ -444,6 +444,19 @@ def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
         assert f"{nowhere} cannot be written: there is no folder {nowhere.parent}" in said
 
 
+def test_a_repair_on_a_full_disk_changes_nothing_and_leaves_nothing(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET payload = '{}'")
+    before = {file: file.read_bytes() for file in path.parent.iterdir()}
+
+    said = told("repair", path, "-y", file_bytes_max=10_000)
+
+    assert "cannot be repaired now: disk I/O error; nothing was changed; check the disk" in said
+    after = {file: file.read_bytes() for file in path.parent.iterdir()}
+    assert after.pop(Path(f"{path}-owner"))
+    assert after == before
+
+
 def test_errors_are_told_if_standard_input_or_output_is_closed(path: Path) -> None:
     """A service manager may start a process without them, and Python then has None for each."""
     said = told("delete", path, "alice", preexec=partial(os.close, 0))

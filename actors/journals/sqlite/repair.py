@@ -178,11 +178,34 @@ class _Repair:
 
     def run(self) -> Repair:
         # Built under a working name, and renamed once it is whole.
-        building = self._building
-        make_file(building)
+        with _refusals(self._path):
+            tails = self._build()
+            report = verify_in(self._under_way, self._building)
+        if report.problems:
+            raise InvariantViolation(f"the repaired file has problems: {report.problems}")
+        # A statement that was interrupted looks like rows that cannot be read.
+        self._under_way.note()
+        self._swap(self._building)
+        losses = tuple(
+            Loss(tail.name, tail.head, self._lost[tail.log])
+            for tail in sorted(tails, key=lambda tail: tail.name)
+            if tail.log in self._lost
+        )
+        return Repair(
+            self._backup,
+            self._aside_path,
+            self._set_aside,
+            report.conversations,
+            report.records,
+            losses,
+        )
+
+    def _build(self) -> Sequence[Tail]:
+        """Write what can be read into the new file; return the ends of its logs."""
+        make_file(self._building)
         with (
             contextlib.closing(self._connect_old()) as self._old,
-            contextlib.closing(_connect(building, "rw")) as self._new,
+            contextlib.closing(_connect(self._building, "rw")) as self._new,
             open(self._aside_path, "w", encoding="utf-8", opener=_private) as self._aside,
         ):
             self._under_way.watch(self._old)
@@ -206,25 +229,7 @@ class _Repair:
                 )
             self._aside.flush()
             os.fsync(self._aside.fileno())
-        report = verify_in(self._under_way, building)
-        if report.problems:
-            raise InvariantViolation(f"the repaired file has problems: {report.problems}")
-        # A statement that was interrupted looks like rows that cannot be read.
-        self._under_way.note()
-        self._swap(building)
-        losses = tuple(
-            Loss(tail.name, tail.head, self._lost[tail.log])
-            for tail in sorted(tails, key=lambda tail: tail.name)
-            if tail.log in self._lost
-        )
-        return Repair(
-            self._backup,
-            self._aside_path,
-            self._set_aside,
-            report.conversations,
-            report.records,
-            losses,
-        )
+        return tails
 
     def _connect_old(self) -> sqlite3.Connection:
         # SQLite would mix in a log that belongs to another file: then the file is read alone.
@@ -233,7 +238,7 @@ class _Repair:
 
     def clear_away(self) -> None:
         """Remove the files of a repair that was given up."""
-        for end in ("", "-wal", "-shm"):
+        for end in ("", "-journal", "-wal", "-shm"):
             Path(f"{self._building}{end}").unlink(missing_ok=True)
         self._aside_path.unlink(missing_ok=True)
 
@@ -626,6 +631,17 @@ class _Repair:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | NO_LINKS, PRIVATE)
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """Convert errors of the disk, while nothing has changed, to those that a caller can act on."""
+    try:
+        yield
+    except (sqlite3.Error, MemoryError, OSError) as error:
+        if is_damage(error):
+            raise
+        raise refusal(path, error, "repaired") from error
 
 
 def _refuse_stranger(connection: sqlite3.Connection, path: Path) -> None:

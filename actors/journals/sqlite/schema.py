@@ -762,22 +762,24 @@ def has_no_file_left(error: BaseException) -> bool:
     return False
 
 
-def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable:
+def refusal(
+    path: Path, error: Exception, attempt: str = "opened"
+) -> JournalRefused | JournalUnavailable:
     """Return the error to raise for a file that cannot be opened, with the advice that fits."""
     if is_full(error):
         return JournalUnavailable(
-            f"{path} cannot be opened: {error}; nothing was changed; make room on the disk"
+            f"{path} cannot be {attempt}: {error}; nothing was changed; make room on the disk"
         )
     if has_no_file_left(error):
         return JournalUnavailable(
-            f"{path} cannot be opened now: too many files are open ({error}); nothing was changed; "
-            "close some, or raise the limit (ulimit -n), and try again"
+            f"{path} cannot be {attempt} now: too many files are open ({error}); nothing was "
+            "changed; close some, or raise the limit (ulimit -n), and try again"
         )
     code = error_code(error)
     if isinstance(error, MemoryError) or code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}:
         found = str(error) or type(error).__name__
         return JournalUnavailable(
-            f"{path} cannot be opened now: {found}; nothing was changed; check the disk and the "
+            f"{path} cannot be {attempt} now: {found}; nothing was changed; check the disk and the "
             "memory, and try again"
         )
     match code:
@@ -796,4 +798,4 @@ def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable
         case _:
             found = str(error)
             advice = "check it, and try again"
-    return JournalRefused(f"{path} cannot be opened: {found}; nothing was changed; {advice}")
+    return JournalRefused(f"{path} cannot be {attempt}: {found}; nothing was changed; {advice}")
