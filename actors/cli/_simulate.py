@@ -18,7 +18,16 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
+from ._exits import (
+    BROKEN,
+    INTERRUPTED,
+    UNUSABLE,
+    AsJson,
+    fail,
+    how_stopped,
+    interrupted_by_signals,
+    print_json,
+)
 
 if TYPE_CHECKING:  # loading the simulator takes longer than loading all other commands
     from turnkeeper.runtime.testing import Policy, Run
@@ -54,6 +63,7 @@ def _above_zero(minutes: float | None) -> float | None:
     return minutes
 
 
+@interrupted_by_signals()
 def simulate(
     *,
     seeds: Annotated[
@@ -154,7 +164,7 @@ def simulate(
             )
     except KeyboardInterrupt:
         status = INTERRUPTED
-        errors.print(Text("turnkeeper: stopped by Ctrl-C"))
+        errors.print(Text(f"turnkeeper: {how_stopped()}"))
     finally:
         progress.end()
     files = [_write_tape(tapes, run) for run in so_far.failures]

@@ -110,7 +110,8 @@ def _serve(
     run: Callable[[Block, Callable[[C], None]], None],
     block: Block,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the campaign
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent ends the campaign
     for other in others:  # a fork has the parent's ends, too, and would keep them open
         other.close()
     run(block, there.send)

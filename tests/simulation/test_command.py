@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,30 @@ def test_ctrl_c_stops_it_though_a_finalizer_swallowed_it(monkeypatch: pytest.Mon
     assert "stopped by Ctrl-C" in done.stderr
     assert shown == [1]
     assert json.loads(done.stdout)["seeds"] == 1
+
+
+_TERMINATED = """
+import signal
+from turnkeeper.actors.cli import _simulate, main
+
+_simulate._Progress.show = lambda *_: signal.raise_signal(signal.SIGTERM)
+main()
+"""
+
+
+def test_sigterm_ends_it_and_its_processes_as_ctrl_c_does() -> None:
+    """Its processes went on, and ended with tracebacks later."""
+    options = ["simulate", "--seeds", "40", "--seed", "5", "--jobs", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _TERMINATED, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr.splitlines()[1:] == ["turnkeeper: stopped by SIGTERM"]
+    assert 0 < json.loads(done.stdout)["seeds"] < 40
 
 
 def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
