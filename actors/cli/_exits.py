@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,9 +135,11 @@ def interrupted_by_signals() -> Iterator[None]:
 def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Have SIGTERM and SIGHUP call `handle` while the block runs.
 
-    A signal that is ignored, as under nohup, stays so.
+    A signal that is ignored, as under nohup, stays so. In another thread than the main one, where
+    Python sets no handlers, nothing changes.
     """
-    ending = [signal.SIGTERM, signal.SIGHUP] if os.name == "posix" else []
+    can_handle = os.name == "posix" and threading.current_thread() is threading.main_thread()
+    ending = [signal.SIGTERM, signal.SIGHUP] if can_handle else []
     handled = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, handle)
