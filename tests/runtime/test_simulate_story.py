@@ -56,7 +56,9 @@ class Store(Actor[Read | Write]):
 
 
 class Adder(Actor[Add]):
-    """Reads, waits, and writes: an update may be lost."""
+    """Reads, waits, and writes: an update may be lost. It has slots, as owners have."""
+
+    __slots__ = ("_simulation", "_store")
 
     def __init__(self, store: Ref[Read | Write], simulation: Simulation) -> None:
         self._store = store
