@@ -53,9 +53,7 @@ class Actor(Generic[M]):
     supervision: ClassVar[Supervision] = DEFAULT_SUPERVISION
     """How this actor supervises the children that it spawns."""
 
-    # So that an actor with slots has no dictionary.
-    __slots__ = ("__weakref__", "_turnkeeper_life")
-
+    # No slots: with some, no actor could have a second base that has some, or is an exception.
     _turnkeeper_life: Incarnation  # `bind` sets it, before `on_start`
 
     @property

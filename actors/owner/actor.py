@@ -201,7 +201,9 @@ class ConversationActor(Actor[Command | Query]):
     batch_max: ClassVar[int] = 64
 
     # Instances share one table of names only if the first is complete before many are made. If a
-    # hundred begin at once, each one since then has a dictionary of its own: 670 bytes.
+    # hundred begin at once, each one since then has a dictionary of its own: 670 bytes. So all
+    # attributes are named here, also that of `Actor`, which has no slots: the dictionary is never
+    # made.
     __slots__ = (
         "_agent_effect",
         "_agent_of",
@@ -219,6 +221,7 @@ class ConversationActor(Actor[Command | Query]):
         "_snapshot_effect",
         "_snapshot_seq",
         "_spent",
+        "_turnkeeper_life",
         "_view",
         "_working",
         "recently_seen",

@@ -17,21 +17,13 @@ import re
 import sysconfig
 import textwrap
 from collections import Counter, deque
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import CoroutineType, new_class
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -431,33 +423,11 @@ def _told_make(story: Story, original: Wrapped) -> Wrapped:
     def make(cell: Cell, life: Incarnation) -> Actor[Any]:
         actor: Actor[Any] = original(cell, life)
         story.say("is made anew" if cell.restarts else "is spawned", who=cell.name)
-        handlers = {
-            "receive": _told_receive(story, cell, actor.receive),
-            "receive_batch": _told_batch(story, cell, actor.receive_batch),
-        }
-        try:
-            for name, handler in handlers.items():
-                object.__setattr__(actor, name, handler)
-        except AttributeError:
-            _set_by_class(cell, actor, handlers)
+        for name, wrapper in (("receive", _told_receive), ("receive_batch", _told_batch)):
+            object.__setattr__(actor, name, wrapper(story, cell, getattr(actor, name)))
         return actor
 
     return make
-
-
-def _set_by_class(cell: Cell, actor: Actor[Any], handlers: Mapping[str, Wrapped]) -> None:
-    """Set the handlers of an actor that has slots, by a class of its own.
-
-    The traits stay: they say how the runtime steps it.
-    """
-    kind = type(actor)
-    told = {name: staticmethod(handler) for name, handler in handlers.items()}
-    with suppress(TypeError):  # a class that refuses subclasses: its handlers are not told of
-        own = new_class(
-            kind.__name__, (kind,), exec_body=lambda names: names.update(told, __slots__=())
-        )
-        cell.system.traits[own] = cell.system.traits_of(kind)
-        actor.__class__ = own
 
 
 def _told_receive(story: Story, cell: Cell, original: Wrapped) -> Wrapped:

@@ -513,6 +513,30 @@ async def test_an_actor_may_have_an_incarnation_of_its_own() -> None:
         assert await runtime.spawn(Avatar, name="avatar").ask(Get()) == 2
 
 
+class Slotted:
+    __slots__ = ("total",)
+
+
+async def test_an_actor_may_have_a_second_base_with_slots_and_slots_beside_its_dictionary() -> None:
+    class Partly(Actor, Slotted):
+        __slots__ = ("kept",)
+
+        def __init__(self) -> None:
+            self.total, self.kept = 1, 2
+            self.other = 3
+
+        def receive(self, _: Get) -> int:
+            return self.total + self.kept + self.other
+
+    class Raised(Actor, Exception):
+        def receive(self, _: Get) -> int:
+            return 1
+
+    async with Runtime() as runtime:
+        assert await runtime.spawn(Partly, name="partly").ask(Get()) == 6
+        assert await runtime.spawn(Raised, name="raised").ask(Get()) == 1
+
+
 class TestCyclesOfAsks:
     async def test_an_actor_that_an_effect_has_spawned_is_found_in_one(self) -> None:
         found: list[AskCycle] = []

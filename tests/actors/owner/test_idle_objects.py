@@ -73,9 +73,16 @@ async def test_an_idle_conversation_adds_few_objects_for_the_collector(
     assert added <= OBJECTS_MAX[kind], f"{added} objects of each conversation"
 
 
-def test_an_owner_has_no_dictionary_however_many_begin_at_once() -> None:
+@pytest.mark.anyio
+async def test_an_owner_keeps_nothing_in_a_dictionary_however_many_begin_at_once() -> None:
     """Without slots, each owner of a process that has begun a hundred at once has one."""
-    assert ConversationActor.__dictoffset__ == 0
+    async with Conversations(polite, journal=MemoryJournal()) as opened:
+        turn = await opened["c"].send("hello")
+        await turn.end()
+        owner = opened._setup.subscriptions._owned["c"]
+
+        assert isinstance(owner, ConversationActor)
+        assert vars(owner) == {}
 
 
 @pytest.mark.anyio
