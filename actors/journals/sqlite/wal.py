@@ -185,7 +185,8 @@ def _frames_read(database: Path, log: io.FileIO) -> int:
     except (OSError, sqlite3.Error) as error:
         raise JournalUnavailable(
             f"the write-ahead log of {database} cannot be checked: {error}; nothing was changed; "
-            "see that there is memory, and room for a copy of the log among the temporary files"
+            "see that there is memory, room for a copy of the log among the temporary files, and "
+            "not too many files open (ulimit -n)"
         ) from error
 
 
