@@ -173,8 +173,9 @@ class DaemonThreads:
 
         def finish(settle: Callable[[], None]) -> None:
             if is_abandoned:
-                self.abandoned -= 1
-            settle()
+                self.abandoned -= 1  # nobody waits; the error's traceback refers to the answer
+            else:
+                settle()
 
         def run() -> None:
             try:

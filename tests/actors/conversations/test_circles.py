@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from weakref import ref
 
 import anyio
+import anyio.lowlevel
 import pytest
 from starlette.types import Message
 
@@ -34,6 +36,7 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.errors import ConversationNotFound, JournalUnavailable
 from turnkeeper.actors.events import ActionEvent, LoggedEvent, UserMessageEvent
+from turnkeeper.runtime import DaemonThreads
 
 TIMES = 20
 
@@ -204,6 +207,41 @@ async def test_a_turn_that_is_cancelled_in_a_tool_leaves_no_circle(tmp_path: Pat
             await turn.cancel()
 
         assert await circles_of(cancel) < 1
+
+
+class Held:
+    """An object that a thread's function has when it fails."""
+
+
+@pytest.mark.anyio
+async def test_a_thread_that_fails_after_its_caller_has_left_leaves_no_circle() -> None:
+    gate, begun = threading.Event(), list[threading.Thread]()
+    held: list[ref[Held]] = []
+
+    def start(name: str, run: Callable[[], None]) -> None:
+        begun.append(threading.Thread(target=run, name=name))
+        begun[0].start()
+
+    def fail() -> None:
+        mine = Held()
+        held.append(ref(mine))
+        gate.wait()
+        raise ValueError("too late")
+
+    threads = DaemonThreads(start_thread=start)
+    gc.disable()
+    try:
+        with anyio.move_on_after(0):
+            await threads(fail)
+        assert threads.abandoned == 1
+        gate.set()
+        while threads.abandoned:
+            await anyio.lowlevel.checkpoint()
+        begun[0].join()
+
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 class Sending:
