@@ -472,6 +472,7 @@ def delete(
                 result.problems.append(
                     f"{result.in_work}: it may be deleted; `turnkeeper show` lists what is left"
                 )
+            if result.deleted or result.problems:
                 _print_deleted(result, is_file=not is_url(db), as_json=as_json)
             raise
     _print_deleted(result, is_file=not is_url(db), as_json=as_json)

@@ -298,20 +298,25 @@ def test_a_deletion_beside_a_reader_says_what_may_be_left(path: Path) -> None:
     assert "in the file, its search index or its write-ahead log; run `turnkeeper vacuum`" in done
 
 
-# The signal comes as the second conversation is deleted, or the first one is written.
+# The signal comes as the second conversation is deleted (after that, if its number is negative), or
+# as the first one is written.
 _INTERRUPTED = """
 import signal, sys
 from turnkeeper.actors.cli import _journal_jobs, main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-number = int(sys.argv.pop())
+given = int(sys.argv.pop())
+number, is_late = abs(given), given < 0
 delete_unchanged, calls = _journal_jobs.delete_unchanged, []
 
 async def delete(journal, info):
     calls.append(info)
-    if len(calls) == 2:
+    if len(calls) == 2 and not is_late:
         signal.raise_signal(number)
-    return await delete_unchanged(journal, info)
+    deletion = await delete_unchanged(journal, info)
+    if len(calls) == 2 and is_late:
+        signal.raise_signal(number)
+    return deletion
 
 async def write(*_):
     signal.raise_signal(number)
@@ -356,6 +361,18 @@ def test_a_deletion_that_ctrl_c_ends_tells_programs_what_is_deleted(path: Path) 
 
     (one,) = json.loads(done.stdout)["deleted"]
     assert one["conversation"] == "bob"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_deletion_that_a_signal_ends_after_the_last_one_says_that_all_are_deleted(
+    path: Path, number: int
+) -> None:
+    done = interrupted(-number, "delete", path, "bob", "alice", "-y", "--json")
+
+    names = [one["conversation"] for one in json.loads(done.stdout)["deleted"]]
+    assert names == ["bob", "alice"]
+    assert done.stderr == f"turnkeeper: stopped by {'Ctrl-C' if number == 2 else 'SIGTERM'}\n"
+    assert not logs(path)
 
 
 def test_an_import_that_ctrl_c_ends_says_how_to_go_on(path: Path, tmp_path: Path) -> None:
