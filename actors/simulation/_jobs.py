@@ -86,8 +86,9 @@ def run_blocks(
                     _check_ended(processes[places[id(end)]])
             yield _in_order(newest)
     finally:
-        for process in processes:
+        for process in processes:  # all, before a second Ctrl-C can end the waiting below
             process.kill()
+        for process in processes:
             process.join(_JOIN_S)
             process.close()
         for end in open_ends:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.context import ForkProcess
 
 import pytest
 
@@ -19,7 +23,7 @@ from turnkeeper.actors.simulation import (
     run_campaign,
     silent_logs,
 )
-from turnkeeper.actors.simulation._jobs import blocks
+from turnkeeper.actors.simulation._jobs import Block, blocks, run_blocks
 from turnkeeper.actors.simulation._search import Search
 from turnkeeper.actors.simulation._world import opening
 from turnkeeper.runtime.testing import Tape, simulate
@@ -183,6 +187,37 @@ def test_the_first_failure_of_any_job_ends_them_all() -> None:
     assert campaign.seeds < 1_000
     with planted(fault):
         assert str(replay(TapeFile.of(failure)).broken) == str(failure.broken)
+
+
+@pytest.mark.alone
+def test_a_second_ctrl_c_leaves_no_process_of_a_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wrote a traceback into the terminal, once it had found the pipe to its parent broken."""
+    kill = ForkProcess.kill
+    killed: list[ForkProcess] = []
+
+    def note(process: ForkProcess) -> None:
+        killed.append(process)
+        kill(process)
+
+    def interrupt(process: ForkProcess, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    def run(_: Block, report: Callable[[str], None]) -> None:
+        report("begun")
+        threading.Event().wait()
+
+    running = run_blocks([(0, 1), (1, 1)], run, is_over=lambda _: False)
+    next(running)
+    with monkeypatch.context() as patched:
+        patched.setattr(ForkProcess, "kill", note)
+        patched.setattr(ForkProcess, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            running.close()
+
+    for child in multiprocessing.active_children():
+        child.kill()  # so that this ends if it fails
+        child.join()
+    assert len(killed) == 2
 
 
 @pytest.mark.parametrize(("seeds", "jobs"), [(10, 3), (2, 5), (1, 1), (None, 3)])
