@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -202,5 +203,8 @@ def temporary_folder() -> Iterator[Path]:
             f"no temporary folder can be made: {error.strerror}; nothing was done; make room, "
             "or name another place in TMPDIR",
         )
-    with folder as path:
-        yield Path(path)
+    try:
+        with folder as path:
+            yield Path(path)
+    finally:
+        shutil.rmtree(folder.name, ignore_errors=True)  # what a signal has cut off

@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 import turnkeeper
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.cli._app import _SECTIONS, app
+from turnkeeper.actors.cli._exits import temporary_folder
 
 from .command import COMMAND, WarmCommand
 
@@ -324,6 +326,24 @@ def test_a_disk_that_takes_nothing_is_told_in_a_line(
 
     assert said in ended.stderr.splitlines()[-1]
     assert ended.returncode == 2
+
+
+def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that ends the command once it has its output left the folder behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unlink = os.unlink
+
+    def interrupt(*_: object, **__: object) -> None:
+        monkeypatch.setattr(os, "unlink", unlink)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "unlink", interrupt)
+    with pytest.raises(KeyboardInterrupt), temporary_folder() as folder:
+        (folder / "demo.db").touch()
+
+    assert list(tmp_path.iterdir()) == []
 
 
 _WRITING = """
