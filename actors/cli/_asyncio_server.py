@@ -13,6 +13,7 @@ an opening that is invalid: without a bound, and the server could not be stopped
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -100,19 +101,24 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._forget_head()
+        self.app = self._served  # else the connection would be a reference cycle for good
 
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - passed on
         """Run the application; close the connection if the server cuts it off.
 
         Else the client would get 500, as for a request that has failed, and would not send it again
-        as it does if the answer is lost.
+        as it does if the answer is lost. uvicorn logs how many it has cut off, and would log a
+        traceback for each.
         """
         try:
             await self._served(scope, receive, send)
-        except anyio.get_cancelled_exc_class():
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None, "a coroutine of asyncio runs in a task"
+            if not task.cancelling():
+                raise  # by the application itself, such as by a task that it waits for: a failure
             self.cycle.disconnected = True
             self.transport.close()
-            raise
 
     def _should_upgrade(self) -> bool:
         """Answer in HTTP, as a server may (RFC 9110, 7.8)."""
@@ -133,9 +139,6 @@ class _Connection(H11Protocol):
 def _is_new(record: logging.LogRecord) -> bool:
     """Return False for what is told elsewhere.
 
-    That is the traceback of a cancelled request, which uvicorn logs separately, and that a response
-    was not completed, of which the gateway has logged why.
+    That is that a response was not completed, of which the gateway has logged why.
     """
-    if record.msg == _NOT_COMPLETED:
-        return False
-    return not (record.exc_info and isinstance(record.exc_info[1], anyio.get_cancelled_exc_class()))
+    return record.msg != _NOT_COMPLETED

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from weakref import WeakSet
 
 import anyio
 import pytest
@@ -207,3 +210,43 @@ async def test_a_response_that_was_cut_off_is_told_by_the_gateway_alone(
         await client.send(HEAD + b"\r\n")
         assert (await everything(client)).startswith(b"HTTP/1.1 200")
     assert not caplog.messages
+
+
+async def test_a_cancellation_that_the_application_raises_itself_is_a_failure_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is raised by waiting for a task that another request has ended, and nothing said so."""
+
+    async def app(_: Scope, __: Receive, ___: Send) -> None:
+        shared = asyncio.ensure_future(anyio.sleep_forever())
+        shared.cancel()
+        await shared
+
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(HEAD + b"\r\n")
+        assert (await everything(client)).startswith(b"HTTP/1.1 500")
+    assert [record.getMessage() for record in caplog.records] == ["Exception in ASGI application\n"]
+
+
+async def test_a_closed_connection_goes_without_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = WeakSet[_Connection]()
+    begin = _Connection.connection_made
+
+    def connection_made(self: _Connection, transport: object) -> None:
+        made.add(self)
+        begin(self, transport)
+
+    monkeypatch.setattr(_Connection, "connection_made", connection_made)
+    app = Held()
+    app.is_told.set()
+    gc.disable()
+    try:
+        async with serving(app) as port:
+            async with await anyio.connect_tcp("127.0.0.1", port) as client:
+                await client.send(HEAD + b"Connection: close\r\n\r\n")
+                assert (await everything(client)).endswith(b"done")
+            assert len(made) == 0
+    finally:
+        gc.enable()
