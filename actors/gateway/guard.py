@@ -35,7 +35,7 @@ from .limits import GatewayLimits
 from .problems import OWN, Problem
 from .replies import problem_reply
 
-__all__ = ["LOOPBACK_HOSTS", "PART_BYTES", "Guard", "is_deeper"]
+__all__ = ["LOOPBACK_HOSTS", "PART_BYTES", "Guard", "Received", "is_deeper", "refuse"]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "OPTIONS"))
@@ -131,14 +131,12 @@ class Guard:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = _Out(send, self._limits.write_stall_s)
-        received = _Received(receive)
+        received = Received(receive)
         try:
             try:
                 await self._admit(scope, received, out)
             except Refused as refused:
-                await self._refuse(
-                    problem_reply(refused.problem, refused.facts), scope, received, out
-                )
+                await refuse(problem_reply(refused.problem, refused.facts), scope, received, out)
         except BaseException as error:
             # The server behind would log its text; on trio it would end with what is no Exception,
             # such as a panic in an extension module.
@@ -148,7 +146,7 @@ class Guard:
             if not out.has_begun:
                 await problem_reply(OWN["internal"])(scope, receive, out)
 
-    async def _admit(self, scope: Scope, received: _Received, out: Send) -> None:
+    async def _admit(self, scope: Scope, received: Received, out: Send) -> None:
         """Give the application a request that is allowed; raise `Refused` for another one."""
         raw_path = scope.get("raw_path") if "\ufffd" in scope["path"] else None
         if not (_is_utf8(raw_path or b"") and _is_utf8(scope["query_string"])):
@@ -162,31 +160,12 @@ class Guard:
         is_untyped = self._check_headers(scope, bytes_max)
         refusal = None if is_read else await self._identify(scope)
         if refusal is not None:
-            await self._refuse(refusal, scope, received, out)
+            await refuse(refusal, scope, received, out)
             return
         body = await self._read_body(received, bytes_max)
         if body and is_untyped:
             raise Refused(OWN["not-json"])
         await self._app(scope, _Replayed(body, received), out)
-
-    @staticmethod
-    async def _refuse(refusal: Response, scope: Scope, received: _Received, out: Send) -> None:
-        # A connection that is closed while its client sends is reset, and the reset takes the
-        # answer from many clients: they would send the same body again and again. So the rest of
-        # the body is read and dropped, within bounds. After that the connection cannot be used.
-        refusal.headers["Connection"] = "close"
-
-        async def send(message: Message) -> None:
-            if message["type"] != "http.response.body":
-                await out(message)
-                return
-            await out({**message, "more_body": True})
-            with anyio.move_on_after(REST_S):
-                while not received.is_whole and received.length < REST_BYTES_MAX:
-                    await received()
-            await out({"type": "http.response.body", "body": b"", "more_body": False})
-
-        await refusal(scope, received, send)
 
     def _check_headers(self, scope: Scope, bytes_max: int) -> bool:
         """Raise `Refused` if the headers are not allowed; return True if they name no body type."""
@@ -278,7 +257,7 @@ class _Stalled(Exception):
     """The client reads nothing of its response."""
 
 
-class _Received:
+class Received:
     """Receives a request, and knows how much of its body has come, and when no more comes."""
 
     def __init__(self, receive: Receive) -> None:
@@ -292,6 +271,26 @@ class _Received:
         self.length += len(message.get("body", b""))
         self.is_whole = not message.get("more_body", False)
         return message
+
+
+async def refuse(refusal: Response, scope: Scope, received: Received, out: Send) -> None:
+    """Send a refusal, although the body of its request has not been read whole."""
+    # A connection that is closed while its client sends is reset, and the reset takes the answer
+    # from many clients: they would send the same body again and again. So the rest of the body is
+    # read and dropped, within bounds. After that the connection cannot be used.
+    refusal.headers["Connection"] = "close"
+
+    async def send(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await out(message)
+            return
+        await out({**message, "more_body": True})
+        with anyio.move_on_after(REST_S):
+            while not received.is_whole and received.length < REST_BYTES_MAX:
+                await received()
+        await out({"type": "http.response.body", "body": b"", "more_body": False})
+
+    await refusal(scope, received, send)
 
 
 class _Replayed:

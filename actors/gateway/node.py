@@ -67,6 +67,7 @@ from .access import (
     find_place,
     is_allowed,
 )
+from .guard import Received, refuse
 from .limits import check_limits
 from .node_client import Broken, NodeClient, Unreachable
 from .node_keys import BadSignature, NodeKeys, PerhapsSeen, Seen, Signed, digest_of
@@ -417,8 +418,12 @@ class Node:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http":
-                reply = await self._answer(scope, receive)
-                await reply(scope, receive, send)
+                received = Received(receive)
+                reply = await self._answer(scope, received)
+                if received.is_whole:
+                    await reply(scope, received, send)
+                else:
+                    await refuse(reply, scope, received, send)
             case "lifespan":
                 while (await receive())["type"] != "lifespan.shutdown":
                     await send({"type": "lifespan.startup.complete"})

@@ -47,6 +47,7 @@ from turnkeeper.actors.events import TextDelta
 from turnkeeper.actors.gateway import node_wire
 from turnkeeper.actors.gateway.access import allows
 from turnkeeper.actors.gateway.node import SIGNATURE
+from turnkeeper.actors.gateway.node_client import NodeClient
 from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
 from turnkeeper.actors.gateway.node_wire import decode_reply, encode_ask
 from turnkeeper.actors.journal import Record
@@ -919,6 +920,22 @@ async def test_a_node_that_was_left_takes_no_command_of_another() -> None:
 
         body = encode_ask("alice", Interrupt(None))
         assert await forger.ask(body, forger.signed(body, f"{forger.path}/ask")) == 404
+
+
+async def test_a_long_command_to_a_node_that_was_left_gets_the_refusal_and_no_reset() -> None:
+    """The reset took the answer, and the outcome of what had not been taken was unknown."""
+    async with cluster() as made:
+        machine = await made.machine(has_node=False)
+        node, forger = machine.behind.node, await made.forger(machine)
+        assert node is not None
+        async with node:
+            pass
+
+        body = bytes(16 << 20)  # more than the sockets hold
+        signed = [(SIGNATURE, forger.signed(body, f"{forger.path}/ask"))]
+        client = NodeClient(monotonic=anyio.current_time, answer_s=BOUND_S)
+        status, _ = await client.post(machine.url, f"{forger.path}/ask", signed, body)
+        assert status == 404
 
 
 async def test_a_conversation_whose_owner_has_gone_is_taken_over_by_the_node_that_is_asked() -> (
