@@ -24,6 +24,7 @@ RUNTIME_FACES = (
 # A file, or a folder with all that is in it.
 BACKEND = ("runtime/_backend.py", "runtime/testing.py", "runtime/testing")
 OF_TRIO = (*BACKEND, "actors/cli/_trio_server.py")
+OF_ASYNCIO = (*BACKEND, "actors/cli/_asyncio_server.py")
 PORTS = (*BACKEND, "runtime/ports.py")
 
 # The layers of the actors, from the ground up: each imports only what stands before it. A place is
@@ -291,7 +292,7 @@ def broken_rule(place: str, found: Import, runtime: dict[str, set[str]]) -> str 
     is_lock = found.top == "threading" and is_within(place, LOCKED)
     if is_within(place, PURE) and found.top in IMPURE and not is_lock:
         return "a pure module neither waits nor looks at the world"
-    may_know = OF_TRIO if found.top == "trio" else BACKEND
+    may_know = OF_TRIO if found.top == "trio" else OF_ASYNCIO
     if found.top in BACKENDS and not is_within(place, may_know):
         return f"only {', '.join(may_know)} may know a backend"
     is_seeded = (found.module, found.name) == ("random", "Random") and is_within(place, SEEDED)
