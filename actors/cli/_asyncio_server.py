@@ -117,6 +117,7 @@ class _Connection(H11Protocol):
             assert task is not None, "a coroutine of asyncio runs in a task"
             if not task.cancelling():
                 raise  # by the application itself, such as by a task that it waits for: a failure
+            # Not raised again: nothing of ours is behind this call, and its task ends here.
             self.cycle.disconnected = True
             self.transport.close()
 
@@ -137,8 +138,5 @@ class _Connection(H11Protocol):
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    """Return False for what is told elsewhere.
-
-    That is that a response was not completed, of which the gateway has logged why.
-    """
+    """Return False for the line that a response was not completed: the gateway has logged why."""
     return record.msg != _NOT_COMPLETED
