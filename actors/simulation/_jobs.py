@@ -11,7 +11,7 @@ import hashlib
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -54,7 +54,7 @@ def run_blocks(
     run: Callable[[Block, Callable[[C], None]], None],
     *,
     is_over: Callable[[Sequence[C]], bool],
-) -> Iterator[Sequence[C]]:
+) -> Generator[Sequence[C], None, None]:
     """Run each block in a process; yield the newest report of each that has made one.
 
     `run` reports its results so far again and again, and at its end. All processes end when
