@@ -173,7 +173,8 @@ class DaemonThreads:
 
         def finish(settle: Callable[[], None]) -> None:
             if is_abandoned:
-                self.abandoned -= 1  # nobody waits; the error's traceback refers to the answer
+                # The caller has left. Its answer gets no error, whose traceback would refer to it.
+                self.abandoned -= 1
             else:
                 settle()
 

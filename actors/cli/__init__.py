@@ -31,8 +31,9 @@ def main() -> None:
 def _fill_standard_streams() -> None:
     """Open the null device in place of each standard stream that was closed when this began.
 
-    The next file would get its number, and what libraries and children write to the stream would
-    go into that file. What is printed to a `sys.stderr` of None goes to standard output.
+    Otherwise the next file that is opened would get the number of the stream, and what libraries
+    and children write to the stream would go into that file. And rich prints on standard output
+    what is meant for a `sys.stderr` of None.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(descriptor, True)

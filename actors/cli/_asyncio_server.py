@@ -42,7 +42,7 @@ async def serve_on_asyncio(
     Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
     end.
     """
-    logging.getLogger("uvicorn.error").addFilter(_is_new)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_repetition)
     server = _Server(
         uvicorn.Config(
             app,
@@ -137,6 +137,6 @@ class _Connection(H11Protocol):
             self._forget = None
 
 
-def _is_new(record: logging.LogRecord) -> bool:
+def _is_no_repetition(record: logging.LogRecord) -> bool:
     """Return False for the line that a response was not completed: the gateway has logged why."""
     return record.msg != _NOT_COMPLETED

@@ -274,10 +274,12 @@ class Received:
 
 
 async def refuse(refusal: Response, scope: Scope, received: Received, out: Send) -> None:
-    """Send a refusal, although the body of its request has not been read whole."""
-    # A connection that is closed while its client sends is reset, and the reset takes the answer
-    # from many clients: they would send the same body again and again. So the rest of the body is
-    # read and dropped, within bounds. After that the connection cannot be used.
+    """Send a refusal, then read and drop the rest of the request's body, and close the connection.
+
+    If a connection is closed while its client still sends, it is reset, and many clients lose the
+    answer to the reset: they would send the same body again and again. The rest may take `REST_S`
+    seconds and have `REST_BYTES_MAX` bytes.
+    """
     refusal.headers["Connection"] = "close"
 
     async def send(message: Message) -> None:

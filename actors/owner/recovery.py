@@ -27,7 +27,8 @@ _SHARE_MAX = 0.05
 """The share of the time that looks may take. A journal without an index of unfinished conversations
 reads the row of every conversation at each look."""
 _PAUSES_MAX = 4
-"""The longest pause, in usual ones: a look is slow, too, if it waited for the database."""
+"""The longest pause, as a multiple of the usual one: a look also takes long if it has to wait
+for the database."""
 
 
 @dataclass(frozen=True, slots=True)

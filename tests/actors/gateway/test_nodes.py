@@ -910,14 +910,19 @@ async def test_an_answer_is_not_waited_for_once_its_node_is_left(
         owner.behind.still.set()
 
 
+async def node_that_was_left(made: Cluster) -> tuple[Machine, Forger]:
+    """Return a machine whose node was entered and left, and one that writes to it as a node."""
+    machine = await made.machine(has_node=False)
+    node, forger = machine.behind.node, await made.forger(machine)
+    assert node is not None
+    async with node:
+        pass
+    return machine, forger
+
+
 async def test_a_node_that_was_left_takes_no_command_of_another() -> None:
     async with cluster() as made:
-        machine = await made.machine(has_node=False)
-        node, forger = machine.behind.node, await made.forger(machine)
-        assert node is not None
-        async with node:
-            pass
-
+        _, forger = await node_that_was_left(made)
         body = encode_ask("alice", Interrupt(None))
         assert await forger.ask(body, forger.signed(body, f"{forger.path}/ask")) == 404
 
@@ -925,12 +930,7 @@ async def test_a_node_that_was_left_takes_no_command_of_another() -> None:
 async def test_a_long_command_to_a_node_that_was_left_gets_the_refusal_and_no_reset() -> None:
     """The reset took the answer, and the outcome of what had not been taken was unknown."""
     async with cluster() as made:
-        machine = await made.machine(has_node=False)
-        node, forger = machine.behind.node, await made.forger(machine)
-        assert node is not None
-        async with node:
-            pass
-
+        machine, forger = await node_that_was_left(made)
         body = bytes(16 << 20)  # more than the sockets hold
         signed = [(SIGNATURE, forger.signed(body, f"{forger.path}/ask"))]
         client = NodeClient(monotonic=anyio.current_time, answer_s=BOUND_S)

@@ -21,6 +21,24 @@ EVENT = 1 << 20
 CLIENTS = 8
 
 
+def scope_of(path: str, host: str = "localhost") -> Scope:
+    """Return the scope of a GET request, as a server gives it."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", host.encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+
+
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
     """A file with a log of large events."""
@@ -36,20 +54,7 @@ async def test_a_client_that_reads_nothing_costs_little_more_than_one_event(
     path: Path, seq: int
 ) -> None:
     """The rest of a page, the event and its frame came to 6 MB for each client."""
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": "/v1/conversations/c/events",
-        "raw_path": b"/v1/conversations/c/events",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"host", b"localhost")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }
+    scope = scope_of("/v1/conversations/c/events")
     stalled = 0
     asked = 0
     all_stalled = anyio.Event()
@@ -90,20 +95,7 @@ async def test_a_client_that_reads_nothing_costs_little_more_than_one_event(
 
 async def test_a_client_that_does_not_read_its_refusal_is_cut_off_like_any_other() -> None:
     """The server behind logged a traceback for each of them."""
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": "/healthz",
-        "raw_path": b"/healthz",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"host", b"elsewhere.example")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }
+    scope = scope_of("/healthz", host="elsewhere.example")
     sent: list[Message] = []
 
     async def receive() -> Message:
