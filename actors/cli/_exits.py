@@ -7,13 +7,14 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn, TextIO
@@ -38,6 +39,7 @@ __all__ = [
     "how_stopped",
     "interrupted_by_signals",
     "is_given",
+    "no_folder",
     "print_json",
     "temporary_folder",
     "told_output",
@@ -195,16 +197,22 @@ def _forget(stream: TextIO | None) -> None:
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Make a folder among the temporary files, and remove it at the end of the block."""
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="turnkeeper-")
-    except OSError as error:
-        fail(
-            UNUSABLE,
-            f"no temporary folder can be made: {error.strerror}; nothing was done; make room, "
-            "or name another place in TMPDIR",
-        )
-    try:
-        with folder as path:
-            yield Path(path)
-    finally:
-        shutil.rmtree(folder.name, ignore_errors=True)  # what a signal has cut off
+    with ExitStack() as stack:
+        try:
+            # Named before it is made, so that a signal that comes meanwhile leaves nothing behind.
+            folder = Path(tempfile.gettempdir(), f"turnkeeper-{secrets.token_hex(16)}")
+            for _ in range(2):  # the second removes what is left if a signal cuts off the first
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            no_folder(error)
+        yield folder
+
+
+def no_folder(error: OSError) -> NoReturn:
+    """Say why no folder can be made among the temporary files, and exit."""
+    fail(
+        UNUSABLE,
+        f"no temporary folder can be made: {error.strerror}; nothing was done; make room, "
+        "or name another place in TMPDIR",
+    )

@@ -23,7 +23,7 @@ from rich.text import Text
 from turnkeeper.runtime import Ports
 
 from ._display import many, print_list, printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail, no_folder
 from ._torture import Display, report_verdict
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def stress_nodes(
     seed = ports.random.randrange(SEEDS) if seed is None else seed
     errors = Console(stderr=True, highlight=False)
     schema = f"stress_{ports.ids.new()[24:]}"
-    folder = Path(tempfile.mkdtemp(prefix="turnkeeper-stress-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="turnkeeper-stress-"))
+    except OSError as error:
+        no_folder(error)
     history = folder / "history.jsonl"
     kept = f"the history is {history}, the database's schema {schema}"
     errors.print(Text(f"{USERS} users of {nodes} nodes for {duration:g} s, seed {seed}"))

@@ -308,6 +308,10 @@ def test_the_status_is_right_if_the_reason_cannot_be_printed(tmp_path: Path) -> 
     [
         (["demo"], "no temporary folder can be made: No usable temporary directory found"),
         (["stress"], "or name another place in TMPDIR"),
+        (
+            ["stress", "--nodes", "2", "--postgres", "postgresql://nowhere/db"],
+            "no temporary folder can be made: No usable temporary directory found",
+        ),
         (["import", "new.db", "chats.json"], "nothing was changed; check the disk and the memory"),
     ],
 )
@@ -342,6 +346,23 @@ def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_removed(
     monkeypatch.setattr(os, "unlink", interrupt)
     with pytest.raises(KeyboardInterrupt), temporary_folder() as folder:
         (folder / "demo.db").touch()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mkdir = os.mkdir
+
+    def interrupted(path: str, mode: int) -> None:
+        mkdir(path, mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), temporary_folder():
+        pass
 
     assert list(tmp_path.iterdir()) == []
 
