@@ -5,13 +5,15 @@ A tree is a copy: taking it changes nothing and costs one walk. Print it, with `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ._cell import Cell
 from ._lifecycle import Phase
 from ._messages import Order
+from ._parent import Child
 from ._supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class ActorState:
     restarts: int
     effects: tuple[str, ...]
     children: tuple[ActorState, ...]
+    left_out: int = 0
+    """How many more children it has, if the tree was taken with a limit."""
 
     @property
     def line(self) -> str:
@@ -54,6 +58,8 @@ class ActorState:
             parts.append(f"{self.restarts} restart{'' if self.restarts == 1 else 's'}")
         if self.effects:
             parts.append(f"effects: {', '.join(self.effects)}")
+        if self.left_out:
+            parts.append(f"{self.left_out} of its children left out")
         return ", ".join(parts)
 
 
@@ -74,6 +80,8 @@ class Tree:
 
     actors: tuple[ActorState, ...]
     handling_times: tuple[HandlingTimes, ...]
+    left_out: int = 0
+    """How many more actors there are at the top, if the tree was taken with a limit."""
 
     def walk(self) -> Iterator[ActorState]:
         """Yield every actor, parents before children."""
@@ -129,7 +137,7 @@ _STYLES = {
 }
 
 
-def take_tree(system: System, root: Supervisor) -> Tree:
+def take_tree(system: System, root: Supervisor, limit: int) -> Tree:
     now = system.now()
     times = tuple(
         HandlingTimes(
@@ -141,22 +149,40 @@ def take_tree(system: System, root: Supervisor) -> Tree:
         )
         for kind, traits in system.traits.items()
     )
-    return Tree(_states(root, now), times)
+    actors, left_out = _states(root, now, limit)
+    return Tree(actors, times, left_out)
 
 
-def _states(supervisor: Supervisor | None, now: float) -> tuple[ActorState, ...]:
+def _states(
+    supervisor: Supervisor | None, now: float, limit: int
+) -> tuple[tuple[ActorState, ...], int]:
+    """Return the states of at most `limit` children, and how many are left out."""
+    children = () if supervisor is None else supervisor.children.values()
+    left_out = max(0, len(children) - limit)
     found: list[ActorState] = []
-    for child in supervisor.children.values() if supervisor is not None else ():
+    for child in islice(_busy_first(children), limit) if left_out else children:
         if isinstance(child, Cell):
-            found.append(_state(child, now))
+            found.append(_state(child, now, limit))
         elif isinstance(child, Supervisor):
             kind = type(child).__name__.lower()
-            below = _states(child, now)
-            found.append(ActorState(child.name, kind, "open", 0, 0.0, 0, 0, 0, (), below))
-    return tuple(found)
+            below = _states(child, now, limit)
+            found.append(ActorState(child.name, kind, "open", 0, 0.0, 0, 0, 0, (), *below))
+    return tuple(found), left_out
 
 
-def _state(cell: Cell, now: float) -> ActorState:
+def _busy_first(children: Collection[Child]) -> Iterator[Child]:
+    """Yield the children that are no idle actors, then the others."""
+    idle = []
+    for child in children:
+        if isinstance(child, Cell) and child.at_rest:
+            idle.append(child)
+        else:
+            yield child
+    yield from idle
+
+
+def _state(cell: Cell, now: float, limit: int) -> ActorState:
+    children, left_out = _states(children_of(cell), now, limit)
     return ActorState(
         name=cell.name,
         kind="(not started)" if cell.actor is None else type(cell.actor).__name__,
@@ -167,7 +193,8 @@ def _state(cell: Cell, now: float) -> ActorState:
         failed=cell.failed,
         restarts=cell.restarts,
         effects=cell.effect_names,
-        children=_states(children_of(cell), now),
+        children=children,
+        left_out=left_out,
     )
 
 

@@ -705,11 +705,22 @@ async def erase(
 
 
 @router.get("/runtime/tree")
-async def read_tree(caller: Inspecting) -> Response:
-    """Return the state of all actors, without any message."""
-    tree = caller.service.conversations.runtime.tree()
-    times = [asdict(each) for each in tree.handling_times]
-    return json_reply({"actors": await in_slices(_actors_json(tree)), "handling_times": times})
+async def read_tree(
+    caller: Inspecting,
+    limit: Annotated[
+        int, Query(ge=1, description="At most so many below each actor, the idle ones last.")
+    ] = 1_000,
+) -> Response:
+    """Return the state of the actors, without any message; `left_out` counts the others."""
+    limit = min(limit, caller.service.limits.page_max)
+    tree = caller.service.conversations.runtime.tree(limit=limit)
+    return json_reply(
+        {
+            "actors": await in_slices(_actors_json(tree)),
+            "left_out": tree.left_out,
+            "handling_times": [asdict(each) for each in tree.handling_times],
+        }
+    )
 
 
 _OF_ACTOR = tuple(field.name for field in fields(ActorState) if field.name != "children")

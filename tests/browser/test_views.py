@@ -902,7 +902,10 @@ async def test_the_actors_are_shown_with_what_waits_for_them(browser: Browser) -
 
 
 async def test_what_waits_fails_or_is_refused_is_shown_of_many_actors(browser: Browser) -> None:
-    """What the server tells is changed on its way: 3,000 actors, one of which falls behind."""
+    """What the server tells is changed on its way: 3,000 actors, one of which falls behind.
+
+    It has 47,000 more, which it has left out.
+    """
     many = 3_000
 
     async def crowd(route: Route) -> None:
@@ -913,6 +916,7 @@ async def test_what_waits_fails_or_is_refused_is_shown_of_many_actors(browser: B
         one["handled"] += 100 * len(looks)
         others = ({**one, "name": f"other-{n}", "mailbox_depth": 0} for n in range(many))
         actors.extend(others)
+        tree["actors"][0]["left_out"] = 47_000
         looks.append(1)
         await route.fulfill(json=tree)
 
@@ -931,7 +935,10 @@ async def test_what_waits_fails_or_is_refused_is_shown_of_many_actors(browser: B
 
         row = world.page.locator("tk-runtime .row", has_text="conversations/alice")
         await expect(world.page.locator("tk-runtime")).to_contain_text(
-            re.compile(r"3,00\d actors, 12 messages waiting"), timeout=BOUND_MS
+            re.compile(
+                r"3,00\d of 50,00\d actors, idle ones left out, 12 messages waiting for them"
+            ),
+            timeout=BOUND_MS,
         )
         await expect(row.locator(".is-busy .depth")).to_have_text("12")
         await expect(row).to_contain_text("2.50 s")

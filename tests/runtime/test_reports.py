@@ -2,6 +2,7 @@
 
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -328,6 +329,28 @@ async def test_the_tree_shows_what_every_actor_is_doing() -> None:
         assert state["region/a"].handled == 1
         assert {each.kind for each in tree.handling_times} == {"Parent", "Counter", "SyncCounter"}
         assert "2 waiting, the oldest for 5.000 s" in str(tree)
+        gate.set()
+
+
+@pytest.mark.anyio
+async def test_a_tree_with_a_limit_leaves_idle_actors_out_first_and_counts_them() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("many", lambda _: Counter())
+        for number in range(10):
+            await region[f"{number}"].ask(Get())
+        gate = await block(region["7"])
+
+        def shown(limit: int) -> tuple[Sequence[str], int]:
+            (many,) = runtime.tree(limit=limit).actors
+            return [actor.name for actor in many.children], many.left_out
+
+        assert shown(3) == (["many/7", "many/0", "many/1"], 7)
+        assert shown(10) == ([f"many/{number}" for number in range(10)], 0)
+        assert "7 of its children left out" in str(runtime.tree(limit=3))
+        runtime.spawn(Counter, name="beside")
+        assert runtime.tree(limit=1).left_out == 1
+        with pytest.raises(ValueError, match="limit is 0; it takes 1 or more"):
+            runtime.tree(limit=0)
         gate.set()
 
 

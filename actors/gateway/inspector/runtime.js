@@ -10,6 +10,7 @@ const EVERY_MS = 1_000;
 export class Runtime extends HTMLElement {
   #self;
   #actors = []; // [actor, depth in the tree, path], parents before children
+  #leftOut = 0; // how many more there are, idle ones first
   #before = new Map(); // path → handled, at the look before
   #lookedAt = 0;
   #rates = new Map();
@@ -67,6 +68,7 @@ export class Runtime extends HTMLElement {
     const passed = (now - this.#lookedAt) / 1_000;
     const handled = new Map();
     this.#actors = [];
+    this.#leftOut = tree.left_out;
     const walk = (actors, depth, above) => {
       for (const actor of actors) {
         const path = `${above} ${actor.name}`;
@@ -74,6 +76,7 @@ export class Runtime extends HTMLElement {
         handled.set(path, actor.handled);
         const before = this.#before.get(path);
         this.#rates.set(path, Math.max(0, actor.handled - (before ?? actor.handled)) / passed);
+        this.#leftOut += actor.left_out;
         walk(actor.children, depth + 1, path);
       }
     };
@@ -84,7 +87,10 @@ export class Runtime extends HTMLElement {
 
   #show(tree, letters) {
     const waiting = this.#actors.reduce((sum, [actor]) => sum + actor.mailbox_depth, 0);
-    this.#sum.textContent = `${plural(this.#actors.length, "actor")}, ${plural(waiting, "message")} waiting`;
+    const all = plural(this.#actors.length + this.#leftOut, "actor");
+    this.#sum.textContent = this.#leftOut === 0
+      ? `${all}, ${plural(waiting, "message")} waiting`
+      : `${number(this.#actors.length)} of ${all}, idle ones left out, ${plural(waiting, "message")} waiting for them`;
     this.#rows.count = this.#actors.length;
     this.#rows.active = this.#actors.findIndex(([, , path]) => path === this.#chosen);
     this.#rows.refresh();
