@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
 
+import anyio.lowlevel
 from typing_extensions import TypeVar
 
 from ._cell import Cell, Spec, Watcher
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from ._clock import Alarm
     from ._system import System
 
-__all__ = ["SWEPT_AT_ONCE", "Region"]
+__all__ = ["ORDERED_AT_ONCE", "Region"]
 
-SWEPT_AT_ONCE: Final = 256
-"""How many idle actors are ordered to go before other tasks run: many become idle together."""
+ORDERED_AT_ONCE: Final = 256
+"""How many actors are ordered to go before other tasks run: many become idle together, and all are
+stopped together."""
 
 # Any: an actor that does not name its messages is not checked for them.
 M = TypeVar("M", default=Any)
@@ -204,7 +206,7 @@ class Region(Supervisor, Generic[M]):
         while self._idle:
             key, since = next(iter(self._idle.items()))
             wait_s = since + self._idle_s - now
-            if wait_s > 0 or swept == SWEPT_AT_ONCE:
+            if wait_s > 0 or swept == ORDERED_AT_ONCE:
                 self._sweep_alarm = self._system.clock.call_later(max(0.0, wait_s), self._sweep)
                 return
             self._passivate(self._cells[key])
@@ -225,13 +227,15 @@ class Region(Supervisor, Generic[M]):
         return self._carry_out(child, directive, self.supervision)
 
     async def stop_children(self, reason: str, *, patient_until: float | None = None) -> None:
-        """Stop all actors at once: those of a region have no order."""
+        """Stop all actors together: those of a region have no order."""
         self.close()
         if patient_until is None:
             patient_until = self._system.now() + self._system.limits.stop_s
         cells = tuple(self._cells.values())
-        for cell in cells:
+        for count, cell in enumerate(cells, 1):
             cell.request_stop(reason, patient_until=patient_until)
+            if count % ORDERED_AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
         for cell in cells:
             await cell.stop(reason, patient_until=patient_until)
         if not self._system.is_closing:

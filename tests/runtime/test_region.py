@@ -5,6 +5,7 @@ import random
 from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -31,7 +32,7 @@ from turnkeeper.runtime import (
     add_actor,
 )
 from turnkeeper.runtime._incarnation import Incarnation
-from turnkeeper.runtime._region import SWEPT_AT_ONCE
+from turnkeeper.runtime._region import ORDERED_AT_ONCE, Region
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
 from .actors import Add, Block, Counter, Fail, Get, Run, block
@@ -101,7 +102,7 @@ async def test_idle_actors_are_passivated_after_their_time_and_come_back() -> No
 async def test_many_that_are_idle_at_once_go_without_stopping_the_loop() -> None:
     """Also not by their number squared: the first key of a dict is behind all deleted ones."""
     clock = VirtualClock()
-    keys = [str(number) for number in range(2 * SWEPT_AT_ONCE + 1)]
+    keys = [str(number) for number in range(2 * ORDERED_AT_ONCE + 1)]
     ordered: list[int] = []
 
     async with Runtime(ports=clock.ports()) as runtime:
@@ -122,7 +123,30 @@ async def test_many_that_are_idle_at_once_go_without_stopping_the_loop() -> None
 
         assert list(region.active) == []
     # The first alarm was armed before, with the sweep itself.
-    assert ordered == [SWEPT_AT_ONCE, 1]
+    assert ordered == [ORDERED_AT_ONCE, 1]
+
+
+async def test_many_actors_are_stopped_without_stopping_the_loop() -> None:
+    active: list[int] = []
+
+    async def watch(region: Region[Any]) -> None:
+        while True:
+            active.append(len(region.active))
+            await anyio.lowlevel.checkpoint()
+
+    async with Runtime() as runtime, anyio.create_task_group() as group:
+        region = runtime.region("counters", counters)
+        for number in range(2 * ORDERED_AT_ONCE + 1):
+            await region[str(number)].tell(Add())
+        await settle()
+        group.start_soon(watch, region)
+        await anyio.lowlevel.checkpoint()
+        await region.stop()
+        await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+
+    assert active[-1] == 0
+    assert max(before - after for before, after in pairwise(active)) == ORDERED_AT_ONCE
 
 
 async def test_past_active_max_the_one_that_is_idle_longest_goes() -> None:
