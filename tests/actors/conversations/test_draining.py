@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, log_of
@@ -33,7 +33,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
 )
 from turnkeeper.actors.journal import Claim
-from turnkeeper.actors.owner.draining import Drained
+from turnkeeper.actors.owner.draining import _AT_ONCE_MAX, Drained
 from turnkeeper.runtime.testing import VirtualClock, settle
 
 pytestmark = pytest.mark.anyio
@@ -192,6 +192,30 @@ def busy() -> Callable[[str], ConversationConfig]:
     held = HeldAgent()
     held.hold("busy")
     return lambda name: ConversationConfig(agent=held if name == "busy" else None)
+
+
+async def test_many_conversations_are_released_without_a_task_for_each() -> None:
+    """To start the tasks of 50,000 conversations stopped the event loop for four seconds."""
+    many = 2 * _AT_ONCE_MAX
+    tasks: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            tasks.append(len(anyio.get_running_tasks()))
+            await anyio.lowlevel.checkpoint()
+
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        for number in range(many):
+            await conversations[f"c{number}"].append(UserMessageEvent(content="hello"))
+        await settle()
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            await anyio.lowlevel.checkpoint()
+            drained = await conversations.drain(0.0)
+            group.cancel_scope.cancel()
+
+    assert drained.released == many
+    assert max(tasks) < tasks[0] + many
 
 
 async def test_a_paused_turn_is_released_at_once_as_it_is() -> None:
