@@ -44,8 +44,6 @@ from ...journal import (
     ConversationInfo,
     Deletion,
     Listing,
-    ListPage,
-    ListQuery,
     Record,
     SearchPage,
     SearchQuery,
@@ -330,8 +328,10 @@ class PostgresJournal(DatabaseJournal):
         return Deletion(kept, forks, is_erased=False)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:
+        from .writer import Releasing  # noqa: PLC0415 - needs psycopg
+
         check_asked(conversation_id)
-        await self._change(lambda writer: writer.release(conversation_id, epoch))
+        await self._submit(Releasing(conversation_id, epoch=epoch))
 
     async def index(self) -> None:
         from .search import Indexing  # noqa: PLC0415 - needs psycopg
@@ -353,18 +353,11 @@ class PostgresJournal(DatabaseJournal):
             found += infos
         return await sorted_by_id(found)
 
-    async def page(self, query: ListQuery) -> ListPage:
-        from .reader import Read  # noqa: PLC0415 - needs psycopg
-
-        return await self._reader.do(Read(lambda reader: reader.page(query), is_one_snapshot=False))
-
     async def search(self, query: SearchQuery) -> SearchPage:
         from .reader import Read  # noqa: PLC0415 - needs psycopg
 
         self._refuse_if_search_is_off()
-        return await self._reader.do(
-            Read(lambda reader: reader.search(query), READS_AT_ONCE, is_one_snapshot=False)
-        )
+        return await self._reader.do(Read(lambda reader: reader.search(query), READS_AT_ONCE))
 
     async def words_of(self, conversation_id: str) -> LogWords | None:
         """Return the search index's entries for a log, for `verify_logs` to compare.

@@ -1,21 +1,20 @@
 """Reads from PostgreSQL, which need no ownership.
 
-The reader owns the reading connection and runs in a separate thread. Each read is one read-only
-transaction over a single snapshot of the database, except for pages of lists and of searches. If
-the connection broke, the next read makes a new one.
+The reader owns the reading connection and runs in a separate thread. A transaction costs two more
+round trips to the server, so only reads whose statements must see the database as of one moment
+have one. If the connection broke, the next read makes a new one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import psycopg
 
 from turnkeeper.runtime import InvariantViolation, TurnkeeperError
 
-from ...errors import ConversationNotFound, JournalUnavailable
+from ...errors import ConversationNotFound, CorruptLog, JournalUnavailable
 from ...journal import (
     ConversationInfo,
     ListPage,
@@ -54,6 +53,11 @@ _NEXT_LOGS = """
 """
 _NAMES = "SELECT id, name, incarnation FROM conversation WHERE id > %s ORDER BY id LIMIT %s"
 
+_SNAPSHOT = """
+    SELECT c.log, s.seq, s.version, s.tip, s.payload, s.seal
+    FROM conversation c LEFT JOIN snapshot s USING (log) WHERE c.name = %s AND c.head > 0
+"""
+
 _ABANDONED = f"""
     {_INFO.format("")}
     WHERE is_unfinished AND head > 0 AND NOT EXISTS (
@@ -66,15 +70,11 @@ _ABANDONED = f"""
 class Read(Job[T]):
     """A job for the reader's thread."""
 
-    __slots__ = ("apply", "is_one_snapshot")
+    __slots__ = ("apply",)
 
-    def __init__(
-        self, apply: Callable[[PostgresReader], T], items: int = 1, *, is_one_snapshot: bool = True
-    ) -> None:
-        """Unless `is_one_snapshot`, each statement of the read may see newer commits."""
+    def __init__(self, apply: Callable[[PostgresReader], T], items: int = 1) -> None:
         super().__init__(items)
         self.apply = apply
-        self.is_one_snapshot = is_one_snapshot
 
 
 class PostgresReader:
@@ -124,10 +124,7 @@ class PostgresReader:
                 self._connection.close()
             try:
                 self._link.begin_job()
-                # A transaction costs two more round trips to the server.
-                together = self._connection.transaction() if job.is_one_snapshot else nullcontext()
-                with together:
-                    job.settle(job.apply(self))
+                job.settle(job.apply(self))
                 if self._connection.closed:
                     # psycopg does not raise when it leaves a transaction whose connection is gone.
                     raise psycopg.OperationalError("the connection was closed")
@@ -144,10 +141,26 @@ class PostgresReader:
                 bug.__cause__ = error
                 job.refuse(bug)
 
+    def _checked(self, read: Callable[[], T]) -> T:
+        """Return what `read` returns; if it finds damage, what it returns within a transaction.
+
+        Between two of its statements, another process may have deleted the log.
+        """
+        try:
+            return read()
+        except CorruptLog:
+            with self._connection.transaction():
+                return read()
+
     def read(self, name: str, after: int, limit: int, bytes_max: int) -> Sequence[StoredRecord]:
-        tail = self._tail(name)
-        upto = min(after + limit, tail.head)
-        return read_records(self._connection, tail, after, upto, bytes_max) if upto > after else []
+        def read() -> Sequence[StoredRecord]:
+            tail = self._tail(name)
+            upto = min(after + limit, tail.head)
+            if upto <= after:
+                return []
+            return read_records(self._connection, tail, after, upto, bytes_max)
+
+        return self._checked(read)
 
     def heads(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the seq at which each of these logs ends; a missing log is left out."""
@@ -158,7 +171,7 @@ class PostgresReader:
         return dict(rows.fetchall())
 
     def info(self, name: str) -> ConversationInfo:
-        tail = self._tail(name)
+        tail = self._checked(lambda: self._tail(name))
         return ConversationInfo(
             tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
         )
@@ -176,10 +189,12 @@ class PostgresReader:
         return read_search_page(self._connection, query, self._schema)
 
     def words_of(self, name: str) -> LogWords | None:
-        return read_words(self._connection, name)
+        with self._connection.transaction():
+            return read_words(self._connection, name)
 
     def logs_of_none(self) -> Sequence[int]:
-        return logs_of_none(self._connection)
+        with self._connection.transaction():
+            return logs_of_none(self._connection)
 
     def unowned_slice(self, after: int) -> tuple[Sequence[int], int | None]:
         """Return those of the next logs with records that are no conversation's, and the last one.
@@ -201,30 +216,35 @@ class PostgresReader:
         return _infos(self._connection.execute(_ABANDONED, (node,)))
 
     def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
-        return find_ids(self._connection, "event_id", self._tail(name), event_ids)
+        with self._connection.transaction():
+            return find_ids(self._connection, "event_id", self._tail(name), event_ids)
 
     def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
-        return find_ids(self._connection, "message_id", self._tail(name), message_ids)
+        with self._connection.transaction():
+            return find_ids(self._connection, "message_id", self._tail(name), message_ids)
 
     def rejections(self, name: str) -> Sequence[Rejection]:
-        tail = read_tail(self._connection, name)
-        rows = self._connection.execute(
-            "SELECT at, violation, reason, payload FROM rejection WHERE log = %s ORDER BY at, id",
-            (tail.log if tail else log_number(name, 0),),
-        )
-        return [Rejection(*row) for row in rows]
+        with self._connection.transaction():
+            tail = read_tail(self._connection, name)
+            rows = self._connection.execute(
+                "SELECT at, violation, reason, payload FROM rejection WHERE log = %s "
+                "ORDER BY at, id",
+                (tail.log if tail else log_number(name, 0),),
+            )
+            return [Rejection(*row) for row in rows]
 
     def read_snapshot(self, name: str) -> Snapshot | None:
         """Return the snapshot if it is whole and its log still has the record at its seq."""
-        tail = self._tail(name)
-        row = self._connection.execute(
-            "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = %s", (tail.log,)
-        ).fetchone()
+        row = None
+        if "\0" not in name:  # PostgreSQL has no such text
+            row = self._connection.execute(_SNAPSHOT, (name,), binary=True).fetchone()
         if row is None:
+            self._checked(lambda: self._tail(name))  # it is not there, or its row is lost
             return None
-        seq, version, tip, payload, found = row
-        if seal(tail.log, seq, version, tip, content=payload) != found:
+        log, seq, version, tip, payload, found = row
+        if seq is None or seal(log, seq, version, tip, content=payload) != found:
             return None
+        tail = self._checked(lambda: self._tail(name))
         if find_mark(self._connection, tail, seq) != tip:
             return None
         return Snapshot(seq, version, payload)

@@ -5,7 +5,7 @@ statement that moves the tails and inserts the events. The statement itself chec
 and head of each conversation, so a suspended process holds no transaction. The statement skips a
 conversation if its tail is not as expected; the writer then tries that conversation's appends one
 by one. If a log already has one of the ids, it tries the whole group one by one. The claims of a
-group are one statement too.
+group are one statement too, and so are its releases.
 
 The presence notifies other processes' readers after the commit, since a transaction that notifies
 holds a lock of the whole server while it waits for the disk.
@@ -92,6 +92,7 @@ from .schema import UNENCODABLE, schema_number, unencodable
 from .search import ALL_QUEUED, QUEUED, erase_words, move_owner
 
 T = TypeVar("T")
+J = TypeVar("J", bound=Job[Any])
 
 _RACES_MAX = 3
 # While jobs wait, this many times more listings are written before the recent ones are counted.
@@ -227,6 +228,18 @@ _CLAIMS = {
 }
 
 
+# Locked in the order of the names, as claims are: two processes never wait for each other.
+_RELEASE = b"""
+    WITH released AS (
+        SELECT c.id FROM unnest(%(names)s::text[], %(epochs)s::numeric[]) AS r(name, epoch)
+        JOIN conversation c USING (name)
+        WHERE c.epoch = r.epoch AND c.owner = %(node)s
+        ORDER BY name FOR UPDATE OF c
+    )
+    UPDATE conversation c SET owner = NULL FROM released WHERE c.id = released.id
+"""
+
+
 # A deletion by another process waits for this transaction, or this one sees it. Else what it writes
 # beside the log could come after the deletion, and would stay.
 _AGAINST_DELETION = "FOR KEY SHARE"
@@ -267,6 +280,17 @@ class Claiming(Job[Claim]):
         self.takeover = takeover
 
 
+class Releasing(Job[None]):
+    """A release of one conversation."""
+
+    __slots__ = ("conversation_id", "epoch")
+
+    def __init__(self, conversation_id: str, *, epoch: int) -> None:
+        super().__init__()
+        self.conversation_id = conversation_id
+        self.epoch = epoch
+
+
 class Change(Job[T]):
     """Any other write, in a separate transaction."""
 
@@ -282,7 +306,7 @@ class Change(Job[T]):
 
 
 class PostgresWriter:
-    """A `Worker`: does groups of `Append`, `Claiming` and `Change` jobs on one connection."""
+    """A `Worker`: does `Append`, `Claiming`, `Releasing` and `Change` jobs on one connection."""
 
     def __init__(
         self,
@@ -348,6 +372,9 @@ class PostgresWriter:
                 self._append_together(cast("list[Append]", group))
             elif kind is Claiming:
                 self._claim_together(cast("list[Claiming]", group))
+            elif kind is Releasing:
+                released = cast("list[Releasing]", group)
+                self._answer(released, partial(self._in_one, released, self._release_many))
             else:
                 for job in group:
                     self._answer([job], partial(self._change, job))
@@ -523,20 +550,21 @@ class PostgresWriter:
             with suppress(CorruptLog):  # its appends are tried alone, which raises it again
                 self._tails[tail.name] = with_prefix(self.connection, tail)
 
-    # --- claims -----------------------------------------------------------------------------------
-
-    def _claim_together(self, jobs: Sequence[Claiming]) -> None:
-        for some in _rounds(jobs):
-            self._answer(some, partial(self._claim_some, some))
-
-    def _claim_some(self, jobs: Sequence[Claiming]) -> None:
+    def _in_one(self, jobs: Sequence[J], act: Callable[[Sequence[J]], None]) -> None:
+        """Do these jobs together, or one by one if PostgreSQL has no text for a name among them."""
         try:
-            self._claim_many(jobs)
+            act(jobs)
         except UNENCODABLE:
             if len(jobs) == 1:
                 raise
             for job in jobs:
-                self._answer([job], partial(self._claim_many, [job]))
+                self._answer([job], partial(act, [job]))
+
+    # --- claims -----------------------------------------------------------------------------------
+
+    def _claim_together(self, jobs: Sequence[Claiming]) -> None:
+        for some in _rounds(jobs):
+            self._answer(some, partial(self._in_one, some, self._claim_many))
 
     def _claim_many(self, jobs: Sequence[Claiming]) -> None:
         # Sorted by name, so that two processes never wait for each other.
@@ -593,6 +621,27 @@ class PostgresWriter:
         if row is None:
             read_tail(self.connection, name)
         return str(row[0]) if row else "another process"
+
+    # --- releases ---------------------------------------------------------------------------------
+
+    def _release_many(self, jobs: Sequence[Releasing]) -> None:
+        """Let other processes claim these conversations at once.
+
+        Together, since a process that leaves releases thousands, and must not outlast its grace.
+        """
+        some = [job for job in jobs if "\0" not in job.conversation_id]  # PostgreSQL has no such
+        self._failpoint("begin")
+        self.connection.execute(
+            _RELEASE,
+            {
+                "names": [job.conversation_id for job in some],
+                "epochs": [job.epoch for job in some],
+                "node": self._node,
+            },
+        )
+        self._failpoint("committed")
+        for job in jobs:
+            job.settle(None)
 
     # --- everything else --------------------------------------------------------------------------
 
@@ -756,16 +805,6 @@ class PostgresWriter:
         statement.run(self.connection.kept_cursor, lambda _: None)
         self._tails.pop(fork_name, None)
         return Claim(child.epoch, child.head)
-
-    def release(self, name: str, epoch: int) -> None:
-        """Let another process claim a conversation at once."""
-        if "\0" in name:
-            return  # PostgreSQL has no such text
-        self.connection.execute(
-            "UPDATE conversation SET owner = NULL "
-            "WHERE name = %(name)s AND epoch = %(epoch)s AND owner = %(node)s",
-            {"name": name, "epoch": epoch, "node": self._node},
-        )
 
     def delete(self, name: str, epoch: int) -> tuple[int, Sequence[str], int]:
         """Delete a conversation; return how many records stay, for which forks, and its log.

@@ -35,7 +35,15 @@ from turnkeeper.actors.errors import (
     JournalUnavailable,
     OwnedElsewhere,
 )
-from turnkeeper.actors.journal import Claim, Listing, ListQuery, Record, Rejection, Snapshot
+from turnkeeper.actors.journal import (
+    Claim,
+    Listing,
+    ListQuery,
+    Record,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.files import verify_logs
 from turnkeeper.actors.journals.postgres import reader as reader_module
@@ -149,6 +157,63 @@ async def test_appends_that_wait_together_are_written_in_one_statement(schema: s
         assert gate.passed.count("committed") == 2
         for name in names[1:]:
             assert await read_all(journal, name) == ["e1", "e2"]
+
+
+async def test_releases_that_wait_together_are_one_statement_and_each_counts_alone(
+    schema: str,
+) -> None:
+    """A process that left took two milliseconds for each conversation, past its grace."""
+    gate = Gate("begin")
+    names = [f"c{number}" for number in range(50)]
+    kept, moved, text = "of a lower epoch", "claimed since", "no such\0text"
+    async with (
+        make_journal(schema, failpoint=gate) as journal,
+        make_journal(schema) as other,
+    ):
+        claims = {name: await journal.claim(name) for name in (*names, kept, moved)}
+        await journal.release(moved, epoch=claims[moved].epoch)
+        await other.claim(moved)
+        epochs = {name: claim.epoch for name, claim in claims.items()}
+        epochs |= {kept: 1 << 70, text: 1}
+        gate.close()
+        gate.passed.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(journal.release, names[0], epoch=epochs.pop(names[0])))
+            await gate.reached()
+            for name, epoch in epochs.items():
+                group.start_soon(partial(journal.release, name, epoch=epoch))
+            while journal._writer._queued_items < 1 + len(epochs):
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+
+        assert gate.passed.count("committed") == 2
+        for name in names:
+            assert (await other.claim(name)).epoch == claims[name].epoch + 1
+        with pytest.raises(OwnedElsewhere):
+            await other.claim(kept)
+        with pytest.raises(OwnedElsewhere):
+            await journal.claim(moved)
+
+
+async def test_a_log_that_is_deleted_between_the_statements_of_a_read_is_not_taken_for_damaged(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most reads have no transaction: it costs two more round trips."""
+    read_records = reader_module.read_records
+
+    def deleted(*arguments: Any) -> list[StoredRecord]:  # noqa: ANN401 - passed on
+        monkeypatch.undo()
+        change(schema, "UPDATE conversation SET incarnation = 1, head = 0, forked_at = 0")
+        change(schema, "DELETE FROM event")
+        return read_records(*arguments)
+
+    async with make_journal(schema) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1", "e2")
+        monkeypatch.setattr(reader_module, "read_records", deleted)
+        with pytest.raises(ConversationNotFound):
+            await journal.read("c")
+
+        assert reader_module.read_records is read_records
 
 
 async def test_the_writer_wakes_the_callers_of_a_group_once_the_next_one_was_sent(
