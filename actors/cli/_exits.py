@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -22,6 +21,8 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from turnkeeper.runtime import Ports
 
 __all__ = [
     "BROKEN",
@@ -200,7 +201,7 @@ def temporary_folder() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             # Named before it is made, so that a signal that comes meanwhile leaves nothing behind.
-            folder = Path(tempfile.gettempdir(), f"turnkeeper-{secrets.token_hex(16)}")
+            folder = Path(tempfile.gettempdir(), f"turnkeeper-{Ports().ids.new()}")
             for _ in range(2):  # the second removes what is left if a signal cuts off the first
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
