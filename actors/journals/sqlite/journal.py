@@ -17,6 +17,7 @@ machines. A crash leaves the file as of some commit; opening it again needs no r
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -72,6 +73,9 @@ from .schema import (
 from .writer import Change, SQLiteWriter, Upkeep
 
 T = TypeVar("T")
+
+_NOTHING = re.compile("nothing was (changed|done|created)|no conversation was changed")
+"""What an error says of a file that its owner has not lost."""
 
 _DAY_S = 86_400.0
 _LOCK_PAUSE_S = 0.05
@@ -227,8 +231,11 @@ class SQLiteJournal(DatabaseJournal):
             if not self._is_read_only:
                 await self._own()
             await self._reader.start()
-        except BaseException:
+        except BaseException as error:
+            is_hung = self._writer.is_hung
             await to_its_end(self._leave)
+            if isinstance(error, JournalRefused | Unavailable):
+                self._refuse_as_taken(error, is_hung=is_hung)
             raise
         return self
 
@@ -248,6 +255,18 @@ class SQLiteJournal(DatabaseJournal):
             partial(self._watch_lock, self._lock, self._is_left),
         )
 
+    def _refuse_as_taken(self, error: JournalRefused | Unavailable, *, is_hung: bool) -> None:
+        """Raise the error as one that says so, if it comes after the file was taken over."""
+        if self._lock.taken_from is not None:
+            lost = f"was taken over from {self._lock.taken_from}, which can write it no more"
+        elif is_hung and self._lock.is_prepared:
+            lost = "may have been taken over from its owner, which could then write it no more"
+        else:
+            return
+        kind = JournalRefused if isinstance(error, JournalRefused) else JournalUnavailable
+        found = _NOTHING.sub(f"no conversation was changed, but the file {lost}", str(error))
+        raise kind(found) from error
+
     def _watch_lock(self, lock: OwnerLock, is_left: threading.Event) -> None:
         """Watch if another process takes the file over; runs in a separate thread."""
         while not is_left.wait(self._look_s):
@@ -259,7 +278,7 @@ class SQLiteJournal(DatabaseJournal):
 
     async def _acquire(self) -> None:
         if self._is_takeover:
-            await self._on_disk(self._lock.take_over)
+            await self._on_disk(self._lock.prepare_takeover)
             return
         tries = 1 + int(self._owner_wait_s / _LOCK_PAUSE_S)
         while True:
@@ -489,7 +508,10 @@ class SQLiteJournal(DatabaseJournal):
         self._allow_for_log(self._writer, left)
         is_stamped = is_log_stamped(self._path)
         connection = open_for_writing(
-            self._path, synchronous=self._synchronous, busy_wait_s=self._busy_wait_s
+            self._path,
+            synchronous=self._synchronous,
+            busy_wait_s=self._busy_wait_s,
+            on_migrated=self._lock.note_shut_out,
         )
         # If the file cannot be stamped, its log must stay. So another connection, which cannot fold
         # the log into the file, stays open while this one closes.
@@ -502,7 +524,7 @@ class SQLiteJournal(DatabaseJournal):
             return SQLiteWriter(
                 connection,
                 path=self._path,
-                owner=self._lock.owner,
+                lock=self._lock,
                 ports=self._ports,
                 failpoint=self._failpoint,
                 tails_max=self._active_conversations_max,

@@ -3,7 +3,8 @@
 This module owns the rule "one writing process per file". The kernel frees the lock when its process
 dies, however it dies, so a restart never waits. A process that is only suspended still holds the
 lock; `take_over` alone gets past it, by replacing the sidecar. The lock is politeness. Safety comes
-from the generation, which every transaction checks: it makes two writers impossible.
+from the generation, which every transaction checks: it makes two writers impossible. The sidecar is
+replaced only after the generation has risen, so that a takeover that fails takes nothing away.
 
 The sidecar is never removed, because removing it would race with a process about to lock it.
 """
@@ -11,6 +12,7 @@ The sidecar is never removed, because removing it would race with a process abou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -37,6 +39,8 @@ _BEGIN = b'{"owner": '
 # To read a pipe, which another program may have put there, would wait for its writer.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
+_drafts = itertools.count()
+
 # A forked child shares its parent's locks; without this it would hold them after the parent died.
 _held: set[int] = set()
 
@@ -52,14 +56,24 @@ if hasattr(os, "register_at_fork"):
 
 
 class OwnerLock:
-    """Held from `try_acquire` or `take_over` until `release`, or until the process ends."""
+    """Held from `try_acquire` or `take_over` until `release`, or until the process ends.
+
+    `prepare_takeover` alone takes nothing from the holder.
+    """
 
     def __init__(self, path: Path, owner: str) -> None:
         self._owned = path
         self._sidecar = Path(f"{path}-owner")
         self.owner = owner
         """The name that other processes read while this one has the lock."""
+        self.taken_from: str | None = None
+        """The name of the holder that was shut out, if one was."""
+        self.is_prepared = False
+        """True from `prepare_takeover` until `take_over`, unless the lock was free."""
         self._descriptor: int | None = None
+        # The sidecar that is to replace that of the holder.
+        self._draft: Path | None = None
+        self._holder = ""
 
     def try_acquire(self) -> None:
         """Take the lock. Raises `OwnedElsewhere` if another process, or another journal, has it.
@@ -111,25 +125,52 @@ class OwnerLock:
             os.close(descriptor)
         return False
 
-    def take_over(self) -> None:
-        """Take the lock from its holder, whose next write is refused.
+    def prepare_takeover(self) -> None:
+        """Take the lock if it is free; otherwise note its holder, from which it may be taken over.
 
         Raises `JournalRefused` as `try_acquire` does.
         """
-        self._check_is_sidecar()
-        draft = Path(f"{self._sidecar}-{os.getpid()}")
+        try:
+            self.try_acquire()
+        except OwnedElsewhere as elsewhere:
+            self._check_is_sidecar()
+            self._holder = elsewhere.owner
+            self.is_prepared = True
+
+    def draft(self) -> None:
+        """Make the sidecar that `take_over` puts in place, if the lock was not free.
+
+        Raises `JournalRefused` or `JournalUnavailable` if that is not possible. A process that is
+        killed before `take_over` leaves it behind, so call this shortly before.
+        """
+        if not self.is_prepared:
+            return
+        draft = Path(f"{self._sidecar}-{os.getpid()}-{next(_drafts)}")
         with contextlib.suppress(OSError):
             draft.unlink()  # left by a process that had this number before
         descriptor = self._open(draft)
         try:
             _lock(descriptor)
-            draft.replace(self._sidecar)
         except OSError as error:
             os.close(descriptor)
+            draft.unlink(missing_ok=True)
             raise JournalRefused(
                 f"{self._owned} cannot be taken over: {error}; nothing was changed"
             ) from error
+        self._draft = draft
         self._keep(descriptor)
+
+    def note_shut_out(self) -> None:
+        """Note that the generation has risen, so that the next write of the holder is refused."""
+        if self.is_prepared:
+            self.taken_from = self._holder
+
+    def take_over(self) -> None:
+        """Take the lock from its holder, if it was not free."""
+        if self._draft is not None:
+            self._draft.replace(self._sidecar)
+            self._draft = None
+            self.is_prepared = False
 
     def check(self) -> None:
         """Raise `OwnedElsewhere` if another process has taken over. Thread-safe.
@@ -155,6 +196,10 @@ class OwnerLock:
             except KeyError:
                 return  # another thread closes it, or, in a forked process, has closed it
             os.close(descriptor)
+            draft, self._draft = self._draft, None
+            if draft is not None:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
 
     def _keep(self, descriptor: int) -> None:
         _held.add(descriptor)  # first: `release` takes it out

@@ -15,7 +15,7 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -339,13 +339,22 @@ def refuse_stranger(path: Path) -> None:
                 raise
 
 
+def _ignore() -> None:
+    return
+
+
 def open_for_writing(
-    path: Path, *, synchronous: Synchronous, busy_wait_s: float
+    path: Path,
+    *,
+    synchronous: Synchronous,
+    busy_wait_s: float,
+    on_migrated: Callable[[], None] = _ignore,
 ) -> sqlite3.Connection:
     """Return a connection to the journal at `path`, creating the file if it does not exist.
 
-    The caller must hold the owner lock. Raises `JournalRefused` if the file is not a journal, is
-    newer than this code, or cannot be written.
+    The caller must hold the owner lock, or be about to take it over; `on_migrated` is called as
+    soon as a migration has shut its holder out. Raises `JournalRefused` if the file is not a
+    journal, is newer than this code, or cannot be written.
     """
     with refusals(path):
         _refuse_links(path)
@@ -360,8 +369,10 @@ def open_for_writing(
         with closing_on_error(connection), holder, closing_on_error(connection):
             version = _check(connection, path)
             _set_up(connection, path, synchronous)
-            _migrate(connection, version)
             _refuse_stale_rows(connection, path)
+            if version < SCHEMA_VERSION:
+                _migrate(connection, version)
+                on_migrated()
         return connection
 
 
@@ -662,8 +673,6 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
     It also shuts out an owner that this process takes the file from: that one's code may be older,
     and must not write to the new version.
     """
-    if version == SCHEMA_VERSION:
-        return
     if version >= _STAMPED_VERSION_MIN:
         # The log of a migration is new, and a process that dies halfway leaves it unstamped:
         # the file must take it for its own.

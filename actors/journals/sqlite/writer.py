@@ -94,6 +94,7 @@ from .log import (
     unpack_tail,
 )
 from .misreads import is_corrupt, refuse_unreadable
+from .owner_lock import OwnerLock
 from .schema import error_code, has_no_file_left, is_damage, log_bytes
 
 T = TypeVar("T")
@@ -196,7 +197,7 @@ class SQLiteWriter:
         connection: sqlite3.Connection,
         *,
         path: Path,
-        owner: str,
+        lock: OwnerLock,
         ports: Ports,
         failpoint: Callable[[str], None],
         tails_max: int,
@@ -233,23 +234,19 @@ class SQLiteWriter:
         """True if deleted records, or words, may be left in the file or in its log."""
         # Deleted logs whose records are not linked to each other; a repair removes them.
         self._damaged: set[int] = set()
+        # The conversations with a recent row, and perhaps some without.
+        self._recent: set[int] = set()
         self.now_us = 0
         # Before the first temporary view is made. Else SQLite gathers the rows of a large group in
         # a temporary file: users' words, on a disk that may be full or read-only, in a process that
         # may have no file left to open.
         connection.execute("PRAGMA temp_store = MEMORY")
-        self._generation = self._take_generation(owner)
+        # No other process adds rows as long as the generation is ours. The newest rows may have
+        # been deleted since the index looked at them.
+        self._last_id = self._own(lock)
         self.guard = FileGuard(path, connection, is_log_stamped=is_log_stamped)
         self._checked_at = self._erases_at = ports.monotonic()
         connection.executescript(_INCOMING.replace("{generation}", str(self._generation)))
-        # No other process adds rows as long as the generation is ours. The newest rows may have
-        # been deleted since the index looked at them.
-        (self._last_id,) = self._execute(
-            "SELECT ifnull(max(id), 0) FROM "
-            "(SELECT max(id) AS id FROM event UNION ALL SELECT cursor FROM search)"
-        ).fetchone()
-        # The conversations with a recent row, and perhaps some without.
-        self._recent = recent_listings(connection)
         self._is_searching = is_searching
         # True at first, too: while a process starts, the index waits.
         self._has_worked = True
@@ -916,23 +913,53 @@ class SQLiteWriter:
 
     # --- the file's generation --------------------------------------------------------------------
 
-    def _take_generation(self, owner: str) -> int:
-        """Shut out every process that opened the file earlier; return the new generation."""
-        (generation,) = self._execute(
-            "UPDATE journal SET generation = generation + 1, owner = ? RETURNING generation",
-            (owner,),
-        ).fetchone()
-        return int(generation)
+    def _own(self, lock: OwnerLock) -> int:
+        """Shut out every process that opened the file earlier; return the id of the last event.
+
+        If anything up to the commit fails, a process that is alive keeps its file.
+        """
+        lock.draft()
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            (generation,) = self._execute(
+                "UPDATE journal SET generation = generation + 1, owner = ? RETURNING generation",
+                (lock.owner,),
+            ).fetchone()
+            (last_id,) = self._execute(
+                "SELECT ifnull(max(id), 0) FROM "
+                "(SELECT max(id) AS id FROM event UNION ALL SELECT cursor FROM search)"
+            ).fetchone()
+            self._recent = recent_listings(self.connection)
+            self._execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                self._execute("ROLLBACK")
+            raise
+        self._generation = int(generation)
+        lock.note_shut_out()
+        if lock.is_prepared:
+            # Of two processes that take over at once, the one with the generation gets the lock.
+            self._execute("BEGIN IMMEDIATE")
+            try:
+                if not self._is_ours():
+                    raise self._elsewhere()
+                lock.take_over()
+            finally:
+                self._execute("ROLLBACK")
+        return int(last_id)
 
     def _is_ours(self) -> bool:
         (generation,) = self._execute("SELECT generation FROM journal").fetchone()
         return bool(generation == self._generation)
 
     def _lost(self) -> OwnedElsewhere:
-        (owner,) = self._execute("SELECT owner FROM journal").fetchone()
-        outcome = OwnedElsewhere(f"journal {self._path}", owner, is_file=True)
+        outcome = self._elsewhere()
         self._on_closed(outcome)
         return outcome
+
+    def _elsewhere(self) -> OwnedElsewhere:
+        (owner,) = self._execute("SELECT owner FROM journal").fetchone()
+        return OwnedElsewhere(f"journal {self._path}", owner, is_file=True)
 
 
 # Values that SQLite cannot store, ids that an index already has, and refusals: all concern one

@@ -606,6 +606,8 @@ def test_a_lock_on_a_sidecar_that_was_replaced_meanwhile_is_none(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rival takes over between our opening the sidecar and our locking it."""
+    holder = OwnerLock(path, "holder")
+    holder.try_acquire()
     rival = OwnerLock(path, "rival")
     opened: list[int] = []
     open_sidecar = OwnerLock._open
@@ -614,6 +616,8 @@ def test_a_lock_on_a_sidecar_that_was_replaced_meanwhile_is_none(
         descriptor = open_sidecar(self, sidecar)
         opened.append(descriptor)
         if len(opened) == 1:
+            rival.prepare_takeover()
+            rival.draft()
             rival.take_over()
         return descriptor
 

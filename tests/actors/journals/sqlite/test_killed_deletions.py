@@ -19,6 +19,7 @@ from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Rejection
 from turnkeeper.actors.journals.contract import read_all
 from turnkeeper.actors.journals.sqlite import erasure
+from turnkeeper.actors.journals.sqlite.owner_lock import OwnerLock
 from turnkeeper.actors.journals.sqlite.schema import log_bytes, open_for_writing
 from turnkeeper.actors.journals.sqlite.verify import verify
 from turnkeeper.actors.journals.sqlite.writer import SQLiteWriter
@@ -71,7 +72,7 @@ def next_owner(path: Path, *, is_searching: bool = False, clock: Clock) -> SQLit
     return SQLiteWriter(
         open_for_writing(path, synchronous="NORMAL", busy_wait_s=0),
         path=path,
-        owner="the next owner",
+        lock=OwnerLock(path, "the next owner"),
         ports=Ports(monotonic=clock.read),
         failpoint=lambda _boundary: None,
         tails_max=100,

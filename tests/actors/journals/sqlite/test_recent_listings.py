@@ -18,6 +18,7 @@ from turnkeeper.actors.journals.shared.append_rules import Append
 from turnkeeper.actors.journals.shared.job_thread import Job
 from turnkeeper.actors.journals.sqlite import forks, writer
 from turnkeeper.actors.journals.sqlite.listings import read_page
+from turnkeeper.actors.journals.sqlite.owner_lock import OwnerLock
 from turnkeeper.actors.journals.sqlite.schema import open_for_writing
 from turnkeeper.actors.journals.sqlite.verify import verify
 from turnkeeper.actors.journals.sqlite.writer import Change, SQLiteWriter
@@ -49,7 +50,7 @@ class File:
         self.writer = SQLiteWriter(
             self.connection,
             path=path,
-            owner="a test",
+            lock=OwnerLock(path, "a test"),
             ports=ports,
             failpoint=failpoint,
             tails_max=100,

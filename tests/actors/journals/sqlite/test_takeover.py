@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import anyio
@@ -9,8 +12,11 @@ import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, brief
 from turnkeeper.actors.conversations.conversations import Conversations
-from turnkeeper.actors.errors import OwnedElsewhere
+from turnkeeper.actors.errors import JournalRefused, JournalUnavailable, OwnedElsewhere
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
+from turnkeeper.actors.journals.sqlite.owner_lock import OwnerLock
+from turnkeeper.actors.journals.sqlite.schema import open_for_writing
+from turnkeeper.runtime import Ports, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -64,3 +70,126 @@ async def test_a_sidecar_that_was_removed_takes_nothing_away(tmp_path: Path) -> 
         journal._lock._sidecar.unlink()
         journal._lock.check()
         assert journal.is_lease_valid()
+
+
+def files_of(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def by_newer_version(file: sqlite3.Connection) -> None:
+    file.execute("PRAGMA user_version = 99")
+
+
+def by_other_program(file: sqlite3.Connection) -> None:
+    file.execute("CREATE TRIGGER other AFTER INSERT ON event BEGIN SELECT 1; END")
+
+
+def by_lost_write(file: sqlite3.Connection) -> None:
+    file.execute("UPDATE conversation SET head = 1, last = 0")
+    file.execute(
+        "INSERT INTO event SELECT 1, 0, log, 1, 1, 'e1', 'k', NULL, 0, '', NULL FROM conversation"
+    )
+
+
+def by_writer(file: sqlite3.Connection) -> None:
+    file.execute("BEGIN IMMEDIATE")
+
+
+@pytest.mark.parametrize("spoil", [by_newer_version, by_other_program, by_lost_write, by_writer])
+async def test_a_takeover_that_fails_takes_nothing_from_the_owner(
+    tmp_path: Path, spoil: Callable[[sqlite3.Connection], None]
+) -> None:
+    """It replaced the lock first: "nothing was changed", and the owner lost the file."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path, poll_s=3600) as first:
+        await first.claim("c")
+        with closing(sqlite3.connect(path, isolation_level=None)) as file:
+            spoil(file)
+            with pytest.raises(JournalRefused, match="nothing was changed"):
+                async with SQLiteJournal(path, takeover=True, busy_wait_s=0):
+                    raise AssertionError("entered")
+        first._lock.check()
+        await first.claim("d")
+        assert first.is_lease_valid()
+        beside = {"chats.db", "chats.db-owner", "chats.db-wal", "chats.db-shm"}
+        assert files_of(tmp_path) == beside
+
+
+async def test_a_takeover_that_cannot_write_takes_nothing_from_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, where the first write fails."""
+    path = tmp_path / "chats.db"
+
+    def open_full(*args: object, **options: object) -> sqlite3.Connection:
+        connection = open_for_writing(*args, **options)  # type: ignore[arg-type]
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    async with SQLiteJournal(path, poll_s=3600) as first:
+        await first.claim("c")
+        monkeypatch.setattr("turnkeeper.actors.journals.sqlite.journal.open_for_writing", open_full)
+        with pytest.raises(JournalRefused, match="nothing was changed"):
+            async with SQLiteJournal(path, takeover=True):
+                raise AssertionError("entered")
+        first._lock.check()
+        await first.claim("d")
+
+
+async def test_a_takeover_that_fails_after_the_owner_lost_the_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    def start(name: str, target: Callable[[], None]) -> None:
+        if name.startswith("reader"):
+            raise Unavailable("no thread; nothing was done; try again")
+        Ports().start_thread(name, target)
+
+    async with SQLiteJournal(path, poll_s=3600, address="host-1") as first:
+        await first.claim("c")
+        with pytest.raises(JournalUnavailable) as caught:
+            async with SQLiteJournal(path, takeover=True, ports=Ports(start_thread=start)):
+                raise AssertionError("entered")
+        assert str(caught.value) == (
+            "no thread; no conversation was changed, but the file was taken over from host-1, "
+            "which can write it no more; try again"
+        )
+        with pytest.raises(OwnedElsewhere):
+            await first.claim("c")
+
+
+async def test_a_takeover_of_a_file_that_has_no_owner_takes_it_from_no_one(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    def start(name: str, target: Callable[[], None]) -> None:
+        if name.startswith("reader"):
+            raise Unavailable("no thread; nothing was done; try again")
+        Ports().start_thread(name, target)
+
+    with pytest.raises(Unavailable, match="nothing was done"):
+        async with SQLiteJournal(path, takeover=True, ports=Ports(start_thread=start)):
+            raise AssertionError("entered")
+    async with SQLiteJournal(path, takeover=True) as journal:
+        await journal.claim("c")
+
+
+async def test_of_two_takeovers_at_once_one_has_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first raised the generation, and replaced the lock of the second: neither could write."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path, poll_s=3600), AsyncExitStack() as stack:
+        second = SQLiteJournal(path, takeover=True, address="the second")
+        shut_out = OwnerLock.note_shut_out
+
+        def then_second(lock: OwnerLock) -> None:
+            shut_out(lock)
+            if lock.owner == "the first":
+                portal.start_task_soon(stack.enter_async_context, second).result()
+
+        async with anyio.from_thread.BlockingPortal() as portal:
+            monkeypatch.setattr(OwnerLock, "note_shut_out", then_second)
+            with pytest.raises(OwnedElsewhere, match="the second"):
+                async with SQLiteJournal(path, takeover=True, address="the first"):
+                    raise AssertionError("entered")
+        second._lock.check()
+        await second.claim("c")
