@@ -7,7 +7,7 @@ it releases its conversation). `hand_over` ends the owners, those at rest first.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from sys import float_info
 from typing import get_args
@@ -49,6 +49,12 @@ class Drain:
     """The fate of new chat messages; None while the process is not draining."""
     until: float = inf
     """The end of the grace period, by `loop_time` of the ports."""
+    active: set[str] = field(default_factory=set)
+    """The conversations that were active since it began."""
+    interrupted: set[str] = field(default_factory=set)
+    # Held by the call that hands over. A second one, beside it, would tell owners to leave that
+    # have left, and take that for turns that it could not end.
+    handing_over: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
 
     def begin(self, messages: WhileDraining, *, until: float) -> None:
         """Begin to drain, or shorten the grace period."""
@@ -66,28 +72,37 @@ def check_drain(grace_s: float, messages: str) -> None:
 async def hand_over(
     region: Region[Command | Query], subscriptions: Subscriptions, drain: Drain, ports: Ports
 ) -> Drained:
-    """End all owners, at the latest at the end of the grace period, and then the live readers."""
-    active = set(region.active)
+    """End all owners, at the latest at the end of the grace period, and then the live readers.
+
+    A second call waits for the first, which heeds the grace period of both, and returns the same.
+    """
+    async with drain.handing_over:
+        return await _hand_over(region, subscriptions, drain, ports)
+
+
+async def _hand_over(
+    region: Region[Command | Query], subscriptions: Subscriptions, drain: Drain, ports: Ports
+) -> Drained:
+    drain.active.update(region.active)
     while True:
         await _at_once(region.passivate, region.active)
         left_s = drain.until - ports.loop_time()
         if left_s <= 0 or not region.active:
             break
         await ports.sleep(min(_LOOK_S, left_s))
-        active.update(region.active)
-    interrupted: list[str] = []
+        drain.active.update(region.active)
 
     async def leave(conversation_id: str) -> None:
         try:
             if await region[conversation_id].ask(Leave(), control=True):
-                interrupted.append(conversation_id)
+                drain.interrupted.add(conversation_id)
         except TurnkeeperError as error:
             log_unavailable("turn not ended", error, conversation=conversation_id)
 
     await _at_once(leave, region.active)
     await region.stop("its process was drained", refusal=Draining)
     subscriptions.end_live()
-    return Drained(len(active), tuple(sorted(interrupted)))
+    return Drained(len(drain.active), tuple(sorted(drain.interrupted)))
 
 
 async def _at_once(do: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:

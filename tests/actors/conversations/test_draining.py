@@ -498,6 +498,34 @@ async def test_a_second_call_shortens_the_grace_and_does_not_lengthen_it() -> No
             assert (await log_of(here["c"], all_kinds=True))[-1] == "interrupted"
 
 
+async def test_two_calls_at_once_are_one_drain_with_one_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both told the owners to leave: the log said of turns that had ended that they had not."""
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    names = [f"c{n}" for n in range(20)]
+    async with world.process() as here:
+        for name in names:
+            await here[name].send("A")
+        drained: list[Drained] = []
+
+        async def drain(grace_s: float) -> None:
+            drained.append(await here.drain(grace_s))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drain, GRACE_S)
+            await settle()
+            group.start_soon(drain, 0.0)
+            await settle()
+            await world.clock.advance(1.0)
+        for name in names:
+            assert (await log_of(here[name], all_kinds=True))[-1] == "interrupted"
+    assert drained == [Drained(released=20, interrupted=tuple(sorted(names)))] * 2
+    assert caplog.messages == []
+
+
 async def test_a_drain_that_is_cancelled_can_be_called_again() -> None:
     held = HeldAgent()
     held.hold("A")
