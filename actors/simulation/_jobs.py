@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -115,7 +116,8 @@ def _serve(
         signal.signal(number, signal.SIG_IGN)  # the parent ends the campaign
     for other in others:  # a fork has the parent's ends, too, and would keep them open
         other.close()
-    run(block, there.send)
+    with suppress(BrokenPipeError):  # the parent was killed, and no one waits for the reports
+        run(block, there.send)
 
 
 def trace_of(traces: Sequence[str]) -> str:

@@ -428,6 +428,10 @@ def _serve(
     while True:
         try:
             chunk: range = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
-        connection.send(_run_chunk(world, settings, chunk))
+        report = _run_chunk(world, settings, chunk)
+        try:
+            connection.send(report)
+        except BrokenPipeError:
+            return  # the parent was killed

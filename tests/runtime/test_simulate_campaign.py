@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import Run, Simulation, Tape, TapeFile, run_campaign, simulate
+from turnkeeper.runtime.testing._campaign import _serve, _Settings
 
 
 async def racy(simulation: Simulation) -> None:
@@ -148,6 +150,19 @@ def test_a_process_that_dies_ends_the_campaign_with_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="died"):
         run_campaign(world, seeds=20, processes=2)
+
+
+@pytest.mark.alone
+def test_a_process_whose_parent_was_killed_ends_without_a_traceback() -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    settings = _Settings("asyncio", native_cancels=False, steps_max=100)
+    process = context.Process(target=_serve, args=(there, [], fine, settings))
+    here.send(range(1))
+    here.close()
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_an_error_of_a_task_of_the_world_is_a_finding() -> None:

@@ -23,7 +23,7 @@ from turnkeeper.actors.simulation import (
     run_campaign,
     silent_logs,
 )
-from turnkeeper.actors.simulation._jobs import Block, blocks, run_blocks
+from turnkeeper.actors.simulation._jobs import Block, _serve, blocks, run_blocks
 from turnkeeper.actors.simulation._search import Search
 from turnkeeper.actors.simulation._world import opening
 from turnkeeper.runtime.testing import Tape, simulate
@@ -218,6 +218,21 @@ def test_a_second_ctrl_c_leaves_no_process_of_a_campaign(monkeypatch: pytest.Mon
         child.kill()  # so that this ends if it fails
         child.join()
     assert len(killed) == 2
+
+
+@pytest.mark.alone
+def test_a_job_whose_parent_was_killed_ends_without_a_traceback() -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def run(_: Block, report: Callable[[str], None]) -> None:
+        report("no one waits for this")
+
+    job = context.Process(target=_serve, args=(there, [here], run, (0, 1)))
+    here.close()
+    job.start()
+    job.join()
+    assert job.exitcode == 0
 
 
 @pytest.mark.parametrize(("seeds", "jobs"), [(10, 3), (2, 5), (1, 1), (None, 3)])
