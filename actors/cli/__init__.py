@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _STDERR = 2
+_UNWRITABLE = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
@@ -40,3 +46,30 @@ def _fill_standard_streams() -> None:
     os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the exit
+    else:
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(_Messages(_STDERR, "w", closefd=False)),
+            encoding=sys.stderr.encoding,
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+
+
+class _Messages(io.FileIO):
+    """Standard error: if it cannot be written, all that is said there is dropped.
+
+    The reader of the messages may leave, or their disk be full: the work goes on, and the exit
+    status tells of it as always.
+    """
+
+    def write(self, data: ReadableBuffer, /) -> int | None:
+        try:
+            # None if it is set not to wait, and is full: then this piece is dropped.
+            return super().write(data) or memoryview(data).nbytes
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)

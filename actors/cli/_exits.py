@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -78,10 +78,7 @@ def print_json(value: Mapping[str, object]) -> None:
 
 def fail(status: int, what: str) -> NoReturn:
     """Print the reason in one line, and exit; if it cannot be printed, the status says it alone."""
-    try:
-        Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
-    except OSError:
-        _forget(sys.stderr)
+    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
     raise typer.Exit(status)
 
 
@@ -187,12 +184,8 @@ def told_output() -> Iterator[None]:
 
 def forget_output() -> None:
     """Discard buffered output, so that Python does not try to write it again at exit."""
-    _forget(sys.stdout)
-
-
-def _forget(stream: TextIO | None) -> None:
-    if stream is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -755,9 +755,5 @@ async def _drain(gateway: Gateway, signals: AsyncIterator[signal.Signals], grace
 
 
 def _say(line: str) -> None:
-    """Tell the operator. If standard error is closed, the server still goes on and drains."""
-    try:
-        print(f"turnkeeper: {line}", file=sys.stderr, flush=True)
-    except OSError:
-        # Python would try to write the rest again at exit, and that would change the exit status.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    """Tell the operator."""
+    print(f"turnkeeper: {line}", file=sys.stderr, flush=True)

@@ -13,8 +13,10 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import anyio
 import pytest
@@ -177,6 +179,51 @@ def test_output_that_nobody_takes_has_an_exit_status_of_its_own(
         "turnkeeper: output: No space left on device; the rest was not written\n"
     )
     assert filled.returncode == 2
+
+
+@contextmanager
+def unwritable(lost: str) -> Iterator[IO[bytes]]:
+    """Give an output whose reader has left, whose disk is full, or a full pipe that never waits."""
+    if lost == "disk":
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            yield full
+        return
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "wb", 0) as pipe:
+        if lost == "reader":
+            reader.close()
+        else:
+            os.set_blocking(writing, False)
+            while pipe.write(bytes(4096)):
+                pass
+        yield pipe
+
+
+@pytest.mark.parametrize("lost", ["reader", "disk", "room"])
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("simulate", "--seeds", "1", "--seed", "1", "--json"), 0),
+        (("verify", "missing.db"), 2),
+        (("show",), 2),
+    ],
+    ids=lambda found: found[0] if isinstance(found, tuple) else "",
+)
+def test_messages_that_nobody_takes_change_no_exit_status(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, lost: str
+) -> None:
+    """The first message ended the command with 141, or said that its output was lost, with 2."""
+    with unwritable(lost) as errors:
+        ran = subprocess.run(
+            [*COMMAND, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=tmp_path,
+            check=False,
+        )
+
+    assert ran.returncode == status
+    assert bool(ran.stdout) is (status == 0)
 
 
 def test_an_export_to_a_closed_standard_output_is_refused(db: Path) -> None:
@@ -370,6 +417,7 @@ def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_made(
 _WRITING = """
 import signal, sys
 from pathlib import Path
+from typing import IO
 from turnkeeper.actors.cli._journal_jobs import _opened_whole
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
