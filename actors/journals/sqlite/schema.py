@@ -699,8 +699,12 @@ def _create(path: Path) -> None:
         )
     draft = Path(f"{path}-new")
     try:
-        make_file(draft)
-        draft.rename(path)
+        try:
+            make_file(draft)
+            draft.rename(path)
+        except BaseException:
+            _remove(draft)
+            raise
         sync_folder(path.parent)
     except (OSError, sqlite3.Error) as error:
         if is_full(error):
@@ -718,8 +722,7 @@ def _create(path: Path) -> None:
 
 def make_file(path: Path) -> None:
     """Create an empty journal at `path`, replacing any file there."""
-    for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-        leftover.unlink(missing_ok=True)
+    _remove(path)
     # SQLite gives the log the same permissions as the file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINKS, PRIVATE))
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -727,6 +730,11 @@ def make_file(path: Path) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA journal_mode = WAL")
         _migrate(connection, 0)
+
+
+def _remove(path: Path) -> None:
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        file.unlink(missing_ok=True)
 
 
 def repaired_draft(path: Path) -> Path:
