@@ -577,12 +577,15 @@ class RecordNotFound(Refused):
 
 
 class ImportRefused(Refused):
-    """A line of an export cannot be used; the conversations before it are imported."""
+    """A line of an export cannot be used; the conversations before it are imported.
+
+    Perhaps some records of its own conversation are, too.
+    """
 
     def __init__(self, line: int, found: str) -> None:
         super().__init__(
-            f"import stopped at line {line}: {found}; the conversations before it are imported; "
-            "correct the file and import it again"
+            f"import stopped at line {line}: {found}; the conversations before it are imported, "
+            "and perhaps some records of its own; correct the file and import it again"
         )
         self.line = line
         self.found = found

@@ -237,36 +237,19 @@ def import_(
             found = f"{db} is no journal: the first argument is the journal to import into"
             fail(UNUSABLE, printable(f"{found}; nothing was done"))
         run = partial(jobs.import_all, keep_users=keep_users, source=source and source.value)
+        imported = jobs.ImportResult()
         try:
-            imported = anyio.run(run, db, schema, files)
+            anyio.run(run, db, schema, files, imported)
+        except TurnkeeperError:
+            if imported.events or imported.problems:
+                _print_imported(imported, as_json=as_json)
+            raise
         except KeyboardInterrupt:
             fail(
                 INTERRUPTED,
                 f"{how_stopped()}; what had been imported stays; run it again, and it continues",
             )
-    if imported.problems:
-        errors = Console(stderr=True, highlight=False)
-        print_list(errors, "not imported:", imported.problems)
-    if imported.left_out:
-        print_list(Console(stderr=True, highlight=False), "left out:", imported.left_out)
-    if imported.unreadable:
-        errors = Console(stderr=True, highlight=False)
-        print_list(errors, "imported, and cannot be read:", imported.unreadable)
-    if as_json:
-        print_json(
-            {
-                "conversations": imported.conversations,
-                "events": imported.events,
-                "problems": imported.problems,
-                "left_out": imported.left_out,
-                "unreadable": imported.unreadable,
-            }
-        )
-    else:
-        say(
-            f"{many(imported.conversations, 'conversation')} imported, "
-            f"{many(imported.events, 'new event')}"
-        )
+    _print_imported(imported, as_json=as_json)
     if imported.problems:
         raise typer.Exit(UNUSABLE)
     if imported.unreadable:
@@ -493,6 +476,32 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 
 
 # --- output --------------------------------------------------------------------------------------
+
+
+def _print_imported(imported: jobs.ImportResult, *, as_json: bool) -> None:
+    if imported.problems:
+        errors = Console(stderr=True, highlight=False)
+        print_list(errors, "not imported:", imported.problems)
+    if imported.left_out:
+        print_list(Console(stderr=True, highlight=False), "left out:", imported.left_out)
+    if imported.unreadable:
+        errors = Console(stderr=True, highlight=False)
+        print_list(errors, "imported, and cannot be read:", imported.unreadable)
+    if as_json:
+        print_json(
+            {
+                "conversations": imported.conversations,
+                "events": imported.events,
+                "problems": imported.problems,
+                "left_out": imported.left_out,
+                "unreadable": imported.unreadable,
+            }
+        )
+    else:
+        say(
+            f"{many(imported.conversations, 'conversation')} imported, "
+            f"{many(imported.events, 'new event')}"
+        )
 
 
 def _print_deleted(result: jobs.DeleteResult, *, is_file: bool, as_json: bool) -> None:

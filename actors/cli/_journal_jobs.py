@@ -41,7 +41,7 @@ from ..journals.transfer import (
     delete_unchanged,
     export_lines,
     has_records,
-    import_lines,
+    import_parts,
 )
 from ..owner.loading import load_state
 from ..recordings.importing import import_recorded
@@ -331,20 +331,21 @@ async def import_all(
     db: str,
     schema: str,
     files: Sequence[Path],
+    result: ImportResult,
     *,
     keep_users: bool,
     source: str | None,
-) -> ImportResult:
+) -> None:
     """Import these files; report files that cannot be used as problems.
 
-    `source` is the program that wrote them; by default they are exports or chats.
+    `source` is the program that wrote them; by default they are exports or chats. `result` tells of
+    what is imported, also if an error ends it before the rest.
     """
-    result = ImportResult()
     peer = None if source is None else PEERS.get(source)
     if peer is not None:
         parsed = [read_peer(peer, path) for path in files]
         await _import_into(db, schema, files, parsed, result)
-        return result
+        return
     chats: list[Path] = []
     exports: list[Path] = []
     for path in files:
@@ -386,7 +387,6 @@ async def import_all(
                 await _import_export(journal, path, result, keep_users=keep_users)
     parsed = [parse_recorded(path.read_bytes(), str(path)) for path in chats]
     await _import_into(db, schema, chats, parsed, result)
-    return result
 
 
 async def _import_into(
@@ -425,13 +425,13 @@ async def _import_export(
         progress("bytes") as on_progress,
     ):
         tracked = _tracked(lines, path, on_progress)
-        done = await import_lines(journal, tracked, keep_users=keep_users)
-        result.conversations += done.conversations
-        result.events += done.records
-        result.unreadable += [
-            f"{path}: {name}, seq {seq}: the record is no {kind} event"
-            for name, seq, kind in done.unreadable
-        ]
+        async for part in import_parts(journal, tracked, keep_users=keep_users):
+            result.conversations += part.conversations
+            result.events += part.records
+            result.unreadable += [
+                f"{path}: {name}, seq {seq}: the record is no {kind} event"
+                for name, seq, kind in part.unreadable
+            ]
 
 
 def _tracked(lines: TextIO, path: Path, on_progress: OnProgress) -> Iterator[str]:

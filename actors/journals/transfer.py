@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ __all__ = [
     "export_lines",
     "has_records",
     "import_lines",
+    "import_parts",
 ]
 
 LINE_LENGTH_MAX = PAYLOAD_BYTES_MAX // 2 * 3
@@ -192,15 +193,28 @@ async def import_lines(
     A record that cannot be read is imported as it is, since it may be damaged so in the journal
     that it comes from, and the others of its log are worth having. The outcome names it.
     """
+    conversations = records = 0
+    unreadable: list[Unreadable] = []
+    async for part in import_parts(journal, lines, keep_users=keep_users):
+        conversations += part.conversations
+        records += part.records
+        unreadable += part.unreadable
+    return Imported(conversations, records, tuple(unreadable))
+
+
+async def import_parts(
+    journal: Journal, lines: Iterable[str], *, keep_users: bool
+) -> AsyncIterator[Imported]:
+    """Import as `import_lines` does, and yield each part of the outcome once it is written.
+
+    So its caller knows what was imported if it fails.
+    """
     check_bool("keep_users", keep_users)
     reader = _Lines(lines, keep_users=keep_users)
     reader.expect_header()
-    conversations = records = 0
-    unreadable: list[Unreadable] = []
     while (header := reader.next_conversation()) is not None:
-        conversations += 1
-        records += await _import_one(journal, reader, header, unreadable)
-    return Imported(conversations, records, tuple(unreadable))
+        async for part in _import_one(journal, reader, header):
+            yield part
 
 
 async def has_records(lines: Iterable[str]) -> bool:
@@ -227,17 +241,16 @@ async def has_records(lines: Iterable[str]) -> bool:
 
 
 async def _import_one(
-    journal: Journal, reader: _Lines, header: dict[str, Any], unreadable: list[Unreadable]
-) -> int:
+    journal: Journal, reader: _Lines, header: dict[str, Any]
+) -> AsyncIterator[Imported]:
     name, head, is_unfinished = header["conversation"], header["head"], header["is_unfinished"]
     claim = await journal.claim(name, any_name=True)
     if claim.head > head:
         raise ConversationExists(name, claim.head)
-    at = added = 0
+    at = 0
     fold = ListingOfLog(name)
     for batch in reader.records(head):
         fold.add(batch)
-        unreadable += _unreadable(name, at, batch)
         known = batch[: max(claim.head - at, 0)]
         if known:
             await _compare(journal, name, at, known, claim.head)
@@ -250,13 +263,13 @@ async def _import_one(
                 listing=fold.listing,
                 is_unfinished=is_unfinished,
             )
+        yield Imported(0, len(rest), tuple(_unreadable(name, at, batch)))
         at += len(batch)
-        added += len(rest)
     there = list(await journal.rejections(name))
     rejections = [rejection for rejection in reader.rejections() if rejection not in there]
     if rejections:
         await journal.reject(name, rejections, epoch=claim.epoch)
-    return added
+    yield Imported(1, 0)
 
 
 def _unreadable(name: str, after: int, records: Sequence[Record]) -> Iterator[Unreadable]:

@@ -195,6 +195,45 @@ def test_an_import_stops_at_the_line_that_is_wrong(path: Path, tmp_path: Path) -
     command("import", other, "-", check=2)
 
 
+def test_an_import_that_stops_counts_what_it_has_imported(path: Path, tmp_path: Path) -> None:
+    """It said of all: "0 conversations imported, 0 new events"."""
+    lines = command("export", path, "alice", "bob").stdout.splitlines(keepends=True)
+    events = sum(line.startswith('{"seq":') for line in lines)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("".join([*lines[:-1], "{}\n"]))
+
+    result = command("import", tmp_path / "other.db", broken, check=2)
+
+    last = json.loads(next(line for line in reversed(lines) if '"conversation"' in line))
+    written = events - last["head"]  # the last conversation is one batch, which is not whole
+    assert f"1 conversation imported, {written} new events" in result.stdout
+    assert len(logs(tmp_path / "other.db")) == 1
+
+
+def test_a_journal_that_cannot_be_made_leaves_no_part_of_it(whole: Path, tmp_path: Path) -> None:
+    """It said that nothing was created, and left a `new.db-new`."""
+    exported = tmp_path / "all.jsonl"
+    command("export", whole, "-o", exported)
+
+    told("import", tmp_path / "new.db", exported, file_bytes_max=10_000)
+
+    assert {file.name for file in tmp_path.iterdir()} == {"all.jsonl", "new.db-owner"}
+
+
+def test_an_import_that_the_disk_ends_counts_what_it_has_imported(
+    path: Path, tmp_path: Path
+) -> None:
+    big, chats = tmp_path / "big.json", tmp_path / "chats.json"
+    chats.write_text(json.dumps(CHATS))
+    answer = {"role": "assistant", "content": "x" * 3_000_000}
+    big.write_text(json.dumps([[{"role": "user", "content": "hello"}, answer]]))
+
+    result = command("import", path, chats, big, check=2, file_bytes_max=2_000_000)
+
+    assert f"{len(CHATS)} conversations imported" in result.stdout
+    assert "failed: " in result.stderr
+
+
 def test_an_event_that_cannot_be_read_is_imported_as_it_is_and_named(
     path: Path, tmp_path: Path
 ) -> None:
