@@ -283,25 +283,37 @@ def bring_up_to_date(
             "characters; nothing was changed; use a database with the encoding UTF8, and move a "
             "journal there with `turnkeeper export` and `import`"
         )
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
-        # IF NOT EXISTS asks for the right to create even if there is nothing to create, and an
-        # administrator who made the schema or the tables may have kept that right.
-        name = sql.Identifier(schema)
-        has_schema, has_tables = _exist(connection, name.as_string(), "journal")
-        if not has_schema:
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
-        if not has_tables:
-            connection.execute("CREATE TABLE journal (version integer NOT NULL)")
-        version = _version(connection, schema)
-        if version == SCHEMA_VERSION:
-            return
-        allow(MIGRATION_S)
-        connection.execute(f"SET LOCAL statement_timeout = '{MIGRATION_S:.0f}s'".encode())
-        for script in MIGRATIONS[version:]:
-            connection.execute(script.encode())
-        connection.execute("DELETE FROM journal")
-        connection.execute("INSERT INTO journal VALUES (%s)", (SCHEMA_VERSION,))
+    is_migrating = False
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
+            # IF NOT EXISTS asks for the right to create even if there is nothing to create, and an
+            # administrator who made the schema or the tables may have kept that right.
+            name = sql.Identifier(schema)
+            has_schema, has_tables = _exist(connection, name.as_string(), "journal")
+            if not has_schema:
+                connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+            if not has_tables:
+                connection.execute("CREATE TABLE journal (version integer NOT NULL)")
+            version = _version(connection, schema)
+            if version == SCHEMA_VERSION:
+                return
+            allow(MIGRATION_S)
+            connection.execute(f"SET LOCAL statement_timeout = '{MIGRATION_S:.0f}s'".encode())
+            for script in MIGRATIONS[version:]:
+                connection.execute(script.encode())
+            connection.execute("DELETE FROM journal")
+            connection.execute("INSERT INTO journal VALUES (%s)", (SCHEMA_VERSION,))
+            is_migrating = True
+    except psycopg.OperationalError as error:
+        if not is_migrating:
+            raise
+        # The answer to the commit is missing.
+        raise JournalUnavailable(
+            f"the database cannot be reached: {error}; no conversation was changed, but schema "
+            f"{schema} may be migrated to version {SCHEMA_VERSION} now, which older versions of "
+            "turnkeeper refuse; try again"
+        ) from error
 
 
 def _exist(connection: psycopg.Connection[Any], schema: str, table: str) -> tuple[bool, bool]:

@@ -60,6 +60,7 @@ from .owner_lock import OwnerLock
 from .reader import ListSlice, Read, SQLiteReader
 from .schema import (
     DISK_BYTES_S_MIN,
+    SCHEMA_VERSION,
     Synchronous,
     closing_on_error,
     is_log_stamped,
@@ -75,7 +76,7 @@ from .writer import Change, SQLiteWriter, Upkeep
 T = TypeVar("T")
 
 _NOTHING = re.compile("nothing was (changed|done|created)|no conversation was changed")
-"""What an error says of a file that its owner has not lost."""
+"""What an error says of a file that stays as it was."""
 
 _DAY_S = 86_400.0
 _LOCK_PAUSE_S = 0.05
@@ -197,6 +198,7 @@ class SQLiteJournal(DatabaseJournal):
         self._look_s = min(poll_s, _LOOK_S_MAX)
         self._is_left = threading.Event()
         self._is_entered = False
+        self._is_migrated = False
         thread = partial(
             JobThread,
             ports=self._ports,
@@ -226,6 +228,7 @@ class SQLiteJournal(DatabaseJournal):
         if self._is_entered:
             raise JournalRefused(f"{self._path} is entered already; nothing was done")
         self._is_entered = True
+        self._is_migrated = False
         try:
             self._call_in_loop = thread_caller()
             if not self._is_read_only:
@@ -235,7 +238,7 @@ class SQLiteJournal(DatabaseJournal):
             is_hung = self._writer.is_hung
             await to_its_end(self._leave)
             if isinstance(error, JournalRefused | Unavailable):
-                self._refuse_as_taken(error, is_hung=is_hung)
+                self._refuse_as_changed(error, is_hung=is_hung)
             raise
         return self
 
@@ -255,17 +258,26 @@ class SQLiteJournal(DatabaseJournal):
             partial(self._watch_lock, self._lock, self._is_left),
         )
 
-    def _refuse_as_taken(self, error: JournalRefused | Unavailable, *, is_hung: bool) -> None:
-        """Raise the error as one that says so, if it comes after the file was taken over."""
+    def _refuse_as_changed(self, error: JournalRefused | Unavailable, *, is_hung: bool) -> None:
+        """Raise the error as one that says so, if it comes after the file was changed."""
+        changes = []
+        if self._is_migrated:
+            changes.append(
+                f"was migrated to schema version {SCHEMA_VERSION}, which older versions of "
+                "turnkeeper refuse"
+            )
         if self._lock.taken_from is not None:
-            lost = f"was taken over from {self._lock.taken_from}, which can write it no more"
+            changes.append(f"was taken over from {self._lock.taken_from}, which can write no more")
         elif is_hung and self._lock.is_prepared:
-            lost = "may have been taken over from its owner, which could then write it no more"
-        else:
-            return
-        kind = JournalRefused if isinstance(error, JournalRefused) else JournalUnavailable
-        found = _NOTHING.sub(f"no conversation was changed, but the file {lost}", str(error))
-        raise kind(found) from error
+            changes.append("may have been taken over from its owner, which could write no more")
+        if changes:
+            kind = JournalRefused if isinstance(error, JournalRefused) else JournalUnavailable
+            said = f"no conversation was changed, but the file {' and '.join(changes)}"
+            raise kind(_NOTHING.sub(said, str(error))) from error
+
+    def _note_migrated(self) -> None:
+        self._is_migrated = True
+        self._lock.note_shut_out()
 
     def _watch_lock(self, lock: OwnerLock, is_left: threading.Event) -> None:
         """Watch if another process takes the file over; runs in a separate thread."""
@@ -511,7 +523,7 @@ class SQLiteJournal(DatabaseJournal):
             self._path,
             synchronous=self._synchronous,
             busy_wait_s=self._busy_wait_s,
-            on_migrated=self._lock.note_shut_out,
+            on_migrated=self._note_migrated,
         )
         # If the file cannot be stamped, its log must stay. So another connection, which cannot fold
         # the log into the file, stays open while this one closes.

@@ -19,6 +19,7 @@ from turnkeeper.actors.errors import JournalOutcomeUnknown, JournalUnavailable
 from turnkeeper.actors.journal import Claim
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres.journal import PostgresJournal
+from turnkeeper.actors.journals.postgres.schema import bring_up_to_date
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import VirtualClock
 
@@ -327,3 +328,30 @@ async def test_a_database_that_takes_no_writes_is_unavailable_when_it_is_opened(
     finally:
         with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
             admin.execute("DROP ROLE standby_reader")
+
+
+def test_a_migration_whose_commit_is_not_answered_is_not_said_to_have_changed_nothing(
+    world: World,
+) -> None:
+    sent: list[str] = []
+
+    def plan(message: Message) -> Action:
+        if message.direction == "there":
+            sent.append(message.kind)
+            # The version goes in with parameters, after scripts that have none; then comes COMMIT.
+            if is_migrating and message.kind == "Q" and "P" in sent:
+                return "pass and cut"
+        return "pass"
+
+    is_migrating = False
+
+    def allow(_: float) -> None:
+        nonlocal is_migrating
+        is_migrating = True
+        sent.clear()
+
+    world.proxy.plan = plan
+    with psycopg.connect(world.proxy.conninfo, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {world.schema}".encode())
+        with pytest.raises(JournalUnavailable, match="may be migrated to version"):
+            bring_up_to_date(connection, world.schema, allow=allow)

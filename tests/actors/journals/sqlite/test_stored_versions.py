@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from turnkeeper.actors.errors import ConversationNotFound, JournalRefused, OwnedElsewhere
+from turnkeeper.actors.errors import (
+    ConversationNotFound,
+    JournalRefused,
+    JournalUnavailable,
+    OwnedElsewhere,
+)
 from turnkeeper.actors.journal import Listing, ListOrder, ListQuery, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite import schema
@@ -28,6 +34,7 @@ from turnkeeper.actors.journals.sqlite.reader import SQLiteReader
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.schema import SCHEMA_VERSION
 from turnkeeper.actors.journals.sqlite.verify import verify
+from turnkeeper.runtime import Ports, Unavailable
 
 STORED = Path(__file__).parent / "stored"
 HEADS = {"alice": 131, "bob": 3, "fork": 101, "tab\there": 1}
@@ -196,6 +203,30 @@ async def test_a_file_that_is_migrated_as_a_read_begins_is_refused(
         )
         with closing(reader), pytest.raises(JournalRefused, match="use a newer turnkeeper"):
             reader.do(SQLiteReader.size)
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+async def test_an_opening_that_fails_after_the_migration_says_that_the_file_is_migrated(
+    path: Path, takeover: bool
+) -> None:
+    """It said that nothing was changed, and older versions refused the file from then on."""
+
+    def start(name: str, target: Callable[[], None]) -> None:
+        if name.startswith("reader"):
+            raise Unavailable("no thread; nothing was done; try again")
+        Ports().start_thread(name, target)
+
+    failing = SQLiteJournal(path, takeover=takeover, ports=Ports(start_thread=start))
+    with pytest.raises(JournalUnavailable) as caught:
+        async with failing:
+            raise AssertionError("entered")
+    assert str(caught.value) == (
+        "no thread; no conversation was changed, but the file was migrated to schema version "
+        f"{SCHEMA_VERSION}, which older versions of turnkeeper refuse; try again"
+    )
+    with pytest.raises(Unavailable, match="nothing was done"):
+        async with failing:
+            raise AssertionError("entered")
 
 
 async def test_an_owner_refuses_to_read_a_file_that_a_newer_version_took_over(

@@ -151,7 +151,7 @@ async def test_a_takeover_that_fails_after_the_owner_lost_the_file_says_so(tmp_p
                 raise AssertionError("entered")
         assert str(caught.value) == (
             "no thread; no conversation was changed, but the file was taken over from host-1, "
-            "which can write it no more; try again"
+            "which can write no more; try again"
         )
         with pytest.raises(OwnedElsewhere):
             await first.claim("c")
