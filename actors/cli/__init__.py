@@ -62,7 +62,7 @@ class _Messages(io.FileIO):
     status tells of it as always.
     """
 
-    def write(self, data: ReadableBuffer, /) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             # None if it is set not to wait, and is full: then this piece is dropped.
             return super().write(data) or memoryview(data).nbytes

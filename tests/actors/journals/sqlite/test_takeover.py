@@ -172,6 +172,22 @@ async def test_a_takeover_of_a_file_that_has_no_owner_takes_it_from_no_one(tmp_p
         await journal.claim("c")
 
 
+async def test_a_takeover_that_hangs_is_said_to_have_happened_perhaps(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    holder = OwnerLock(path, "holder")
+    holder.try_acquire()
+    journal = SQLiteJournal(path, takeover=True)
+    journal._lock.prepare_takeover()
+
+    with pytest.raises(JournalUnavailable, match="but the file may have been taken over"):
+        journal._refuse_as_changed(JournalUnavailable("it hangs; nothing was done"), is_hung=True)
+
+    journal._lock.release()
+    holder.check()
+    holder.release()
+    assert files_of(tmp_path) == {"chats.db-owner"}
+
+
 async def test_of_two_takeovers_at_once_one_has_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
