@@ -43,7 +43,7 @@ _NO_SIZE = bytes(4)
 _INDEX_MARK = 12
 """The place of the byte in the log's index that is set once it has been written."""
 _COPIED_BYTES = 1 << 20
-_LOOKS_MAX = 20
+_LOOKS = 3
 _RESTARTS_MAX = 1 << 16  # between two stamps, which are about a second apart
 
 
@@ -98,18 +98,10 @@ def has_lost_commits(database: Path) -> bool:
     except FileNotFoundError:
         return False
     with file:
-        for _ in range(_LOOKS_MAX):
-            header = _header(file)
-            if len(header) < _HEADER_BYTES:
-                return False
-            if not _has_commits_behind(file, header, _frames_read(database, file)):
-                return False
-            if _header(file) == header and _has_commits_behind(
-                file, header, _frames_read(database, file)
-            ):
-                return True
-            # Meanwhile a writer restarted the log, or had written half a frame.
-    return False  # a log that restarts this often has a writer, which has checked it
+        # A writer may have written a frame, or restarted the log, while the log was copied.
+        return len(_header(file)) == _HEADER_BYTES and all(
+            _copy_has_lost_commits(database, file) for _ in range(_LOOKS)
+        )
 
 
 def _open(database: Path) -> io.FileIO:
@@ -171,17 +163,21 @@ def _has_commits_behind(file: io.FileIO, header: bytes, frames_read: int) -> boo
     return False
 
 
-def _frames_read(database: Path, log: io.FileIO) -> int:
-    """Return the number of frames that SQLite would recover from this log.
+def _copy_has_lost_commits(database: Path, log: io.FileIO) -> bool:
+    """Copy the log, and return True if finished transactions follow what SQLite reads of the copy.
 
-    Raises `JournalUnavailable` if SQLite fails for another reason, such as a full disk or a failed
-    allocation: to return zero frames would look like damage.
+    The log itself may have new ones by then. Raises `JournalUnavailable` if SQLite fails for
+    another reason, such as a full disk or a failed allocation: to return True would look like
+    damage.
     """
     try:
         with tempfile.TemporaryDirectory(
             prefix="turnkeeper-", ignore_cleanup_errors=True
         ) as folder:
-            return _frames_recovered(Path(folder) / "scratch.db", log)
+            scratch = Path(folder) / "scratch.db"
+            frames = _frames_recovered(scratch, log)
+            with _open(scratch) as copy:
+                return _has_commits_behind(copy, _header(copy), frames)
     except (OSError, sqlite3.Error) as error:
         raise JournalUnavailable(
             f"the write-ahead log of {database} cannot be checked: {error}; nothing was changed; "

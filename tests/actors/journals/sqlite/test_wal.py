@@ -36,23 +36,41 @@ def writer(path: Path) -> Iterator[sqlite3.Connection]:
 def test_a_writer_that_begins_its_next_round_meanwhile_is_no_damage(
     path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds: list[int] = []
+    """The first copy has frames of both rounds, in an order in which no one wrote them."""
+    copies: list[int] = []
+    recovered = wal._frames_recovered
 
-    read = wal._frames_read
-
-    def overtaken(database: Path, log: io.FileIO) -> int:
-        if not rounds:
+    def overtaken(scratch: Path, log: io.FileIO) -> int:
+        frames = recovered(scratch, log)
+        if not copies:
             writer.execute("PRAGMA wal_checkpoint(FULL)")
             for n in range(9):  # from the beginning of the file, under new salts
                 writer.execute("INSERT INTO t VALUES (?)", (n,))
-            rounds.append(1)
-            return 0  # as if the frames of the old header were all gone
-        return read(database, log)
+            frames = 0  # as if the frames of the old header were all gone
+        copies.append(frames)
+        return frames
 
-    monkeypatch.setattr(wal, "_frames_read", overtaken)
+    monkeypatch.setattr(wal, "_frames_recovered", overtaken)
 
     assert not has_lost_commits(path)
-    assert rounds
+    assert len(copies) == 2
+
+
+def test_commits_that_a_writer_makes_while_its_log_is_examined_are_not_lost(
+    path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A takeover of a file whose owner was busy was refused: "it is damaged"."""
+    recovered = wal._frames_recovered
+
+    def overtaken(scratch: Path, log: io.FileIO) -> int:
+        frames = recovered(scratch, log)
+        for n in range(3):
+            writer.execute("INSERT INTO t VALUES (?)", (n,))
+        return frames
+
+    monkeypatch.setattr(wal, "_frames_recovered", overtaken)
+
+    assert not has_lost_commits(path)
 
 
 def test_a_commit_behind_a_bad_frame_is_damage(path: Path, writer: sqlite3.Connection) -> None:
