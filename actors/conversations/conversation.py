@@ -344,10 +344,17 @@ class Conversation:
         no sender. Iterate a reader from one task; cancelling its wait loses no event. A reader
         keeps no owner active; drop it to end it. Raises `InvalidInput` for an argument of another
         type.
+
+        A seq does not tell a log from one that was begun anew under the same id. To continue after
+        a restart, keep the id of the event, too, and read from
+        `expecting(seq=seq, event_id=event_id)`, with `after=seq`: then the iteration raises
+        `NotThisLog` if the log does not have that event there.
         """
-        _check_after(after)
+        expected = self._expected_at(after)
         check_bool("live", live)
-        return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
+        return self._setup.subscriptions.read(
+            self.conversation_id, after=after, live=live, expected=expected
+        )
 
     def follow(self, *, after: int = 0) -> Follower:
         """Iterate over live `events` from `after` on, with pieces of answers between them.
@@ -357,14 +364,27 @@ class Conversation:
         (`turnkeeper.actors.gateway.Node`). The first piece that a reader gets of an answer has all
         that was said of it so far, and a reader that falls behind gets the pieces it missed as one.
         The event that carries an answer replaces its pieces, even if some of them did not arrive
-        (`is_short_of`). Iterate it from one task; cancelling its wait loses nothing.
+        (`is_short_of`). Iterate it from one task; cancelling its wait loses nothing. To continue
+        after a restart, see `events`.
         """
-        _check_after(after)
+        expected = self._expected_at(after)
         return Follower(
             self._setup.subscriptions.read(
-                self.conversation_id, after=after, live=True, pieces=True
+                self.conversation_id, after=after, live=True, pieces=True, expected=expected
             )
         )
+
+    def _expected_at(self, after: int) -> Expected | None:
+        """Return the event that a reader must find at `after`; None if any log will do."""
+        _check_after(after)
+        if self._expected is None or self._expected.seq is None:
+            return None
+        if self._expected.seq != after:
+            raise InvalidInput(
+                f"after is {after}, and the expected event is at seq {self._expected.seq}; "
+                "a reader begins after the event that it expects"
+            )
+        return self._expected
 
     @property
     def hears_pieces(self) -> bool:
@@ -568,7 +588,8 @@ class Conversation:
         """Return a handle whose commands are refused unless the conversation is the expected one.
 
         The conversation's owner checks this when it decides a command, so nothing can change in
-        between. Calls that only read the log check nothing; for those, call `check_user`.
+        between. Of the calls that only read the log, `events` and `follow` check the event, and
+        none checks the user; for that, call `check_user`.
 
         `owner`: the user to whom it must belong, else `NotYours`. A command that begins the
         conversation gives it to this user, in its first commit. `exists`: a command must not begin

@@ -23,6 +23,7 @@ import anyio
 
 from turnkeeper.runtime.lowlevel import Bell, make_bell
 
+from ..core.commands import Expected
 from ..core.limits import Limits
 from ..core.records import decode_record
 from ..core.snapshots import SLICE_EVENTS
@@ -71,6 +72,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     stops at the end of the log, and raises `ConversationNotFound` if there is none. A reader raises
     `ConversationDeleted` if the conversation is deleted, at once if this process deletes it. It
     does so, too, if the log is shorter than `known_seq`, a seq that the log once had.
+    It raises `NotThisLog` if the log does not have the event that is `expected` at its seq.
 
     If `on_owner_ended` is given, the reader awaits it before its first wait, and again after the
     end of an owner in this process. A reader that began with events from the memory of an owner
@@ -96,6 +98,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         on_owner_ended: Callable[[], Awaitable[object]] | None,
         pieces: bool,
         wants_relay: bool,
+        expected: Expected | None = None,
     ) -> None:
         self.wants_relay = wants_relay
         """True if pieces are asked for in the process that owns the conversation."""
@@ -114,6 +117,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
             known_seq=known_seq,
             page_size=limits.read_page,
             page_bytes=limits.read_bytes,
+            expected=expected,
         )
         self._on_owner_ended = on_owner_ended
         self._pieces = PieceCursor() if pieces else None

@@ -14,7 +14,10 @@ from collections import deque
 from collections.abc import Mapping
 from enum import Enum
 
-from ..errors import ConversationDeleted, ConversationNotFound
+from ..core.commands import Expected
+from ..core.listing import time_us
+from ..core.records import decode_record
+from ..errors import ConversationDeleted, ConversationNotFound, NotThisLog
 from ..events import LoggedEvent
 from ..journal import Journal, StoredRecord, may_have_more
 
@@ -82,6 +85,7 @@ class LogCursor:
     __slots__ = (
         "_conversation_id",
         "_end_seen",
+        "_expected",
         "_is_live",
         "_journal",
         "_known_seq",
@@ -104,6 +108,7 @@ class LogCursor:
         known_seq: int,
         page_size: int,
         page_bytes: int,
+        expected: Expected | None = None,
     ) -> None:
         self._journal = journal
         self._conversation_id = conversation_id
@@ -111,6 +116,8 @@ class LogCursor:
         self._known_seq = known_seq
         self._page_size = page_size
         self._page_bytes = page_bytes
+        self._expected = expected
+        """The event that the log must have at the cursor; None once it was found there."""
         self.seq = after
         """The cursor: the seq of the event that was yielded last."""
         self.event_id: str | None = None
@@ -138,7 +145,10 @@ class LogCursor:
         return self._end_seen if self.event_id is None else self.seq
 
     async def read_page(self) -> None:
-        """Read the next page. Raises `ConversationDeleted` if the log is not the one it was."""
+        """Read the next page. Raises `ConversationDeleted` if the log is not the one it was.
+
+        Raises `NotThisLog` if the log is not the expected one.
+        """
         # Before the read, so that a signal which comes during it is not lost.
         self.note(Signal.READ)
         at_cursor = 1 if self.seq else 0
@@ -158,6 +168,11 @@ class LogCursor:
         except BaseException:
             self.note(Signal.LOOK)
             raise
+        if self._expected is not None:
+            if not page or not self._is_expected(self._expected, page[0]):
+                self.note(Signal.LOOK)  # so that the next read checks again
+                raise NotThisLog(self._conversation_id, self.seq)
+            self._expected = None
         if may_have_more(page, self._page_size, self._page_bytes):
             self.note(Signal.LOOK)
         if at_cursor and page:
@@ -172,6 +187,14 @@ class LogCursor:
         self.page = page
         if at_cursor and self.event_id is None and self._is_live:
             await self._find_end()
+
+    def _is_expected(self, expected: Expected, found: StoredRecord) -> bool:
+        """Return True if the record at the cursor is the event that is expected there."""
+        if found.seq != self.seq or expected.event_id not in {None, found.event_id}:
+            return False
+        if expected.at_us is None:
+            return True  # not decoded: a damaged record behind the reader keeps it from nothing
+        return time_us(decode_record(self._conversation_id, found).event) == expected.at_us
 
     async def _find_end(self) -> None:
         """Find the end of a log that ends before the cursor, so that its growth can be awaited."""

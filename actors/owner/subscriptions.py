@@ -28,6 +28,7 @@ import anyio
 
 from turnkeeper.runtime.lowlevel import home_check
 
+from ..core.commands import Expected
 from ..core.limits import Limits
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal
@@ -309,9 +310,11 @@ class Subscriptions:
         on_owner_ended: Callable[[], Awaitable[object]] | None = None,
         pieces: bool = False,
         is_for_other_node: bool = False,
+        expected: Expected | None = None,
     ) -> EventReader:
         """Make an `EventReader` of the events after `after`.
 
+        `expected`: the event that the log must have at `after`.
         `is_for_other_node`: another process has asked for the pieces, so this one asks no third
         process for them.
         """
@@ -327,6 +330,7 @@ class Subscriptions:
             on_owner_ended=on_owner_ended,
             pieces=pieces,
             wants_relay=pieces and live and not is_for_other_node,
+            expected=expected,
         )
         if self._is_closed or (live and self._is_live_over):
             reader.close()

@@ -30,6 +30,7 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.core.listing import time_us
 from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationNotFound,
@@ -617,6 +618,46 @@ async def test_a_deletion_of_unknown_outcome_is_found_out_by_deleting_again() ->
         for waits in (anext(reader), turn.end()):
             with pytest.raises(ConversationDeleted):
                 await waits
+
+
+async def test_a_reader_that_continues_after_a_restart_is_told_of_a_log_that_was_begun_anew() -> (
+    None
+):
+    """A seq alone fits the new log, too: the reader would pass over what it never yielded."""
+    store = MemoryStore()
+    async with verified(HeldAgent(), journal=MemoryJournal(store)) as conversations:
+        chat = conversations["c"]
+        for content in ("A1", "A2"):
+            await (await chat.send(content)).end()
+        last = [logged async for logged in chat.events(live=False)][-1]
+        at_us = time_us(last.event)
+
+    async with verified(HeldAgent(), journal=MemoryJournal(store)) as conversations:
+        chat = conversations["c"].expecting(seq=last.seq, event_id=last.event.id, at_us=at_us)
+        await (await chat.send("B")).end()
+        for reader in (chat.events(after=last.seq), chat.follow(after=last.seq)):
+            assert (await anext(reader)).seq == last.seq + 1
+
+        await conversations.delete("c")
+        for number in range(3):  # the new log is shorter than the cursor, as long, and longer
+            await (await conversations["c"].send(f"C{number}")).end()
+            for live in (False, True):
+                reader = chat.events(after=last.seq, live=live)
+                for _ in range(2):
+                    with pytest.raises(NotThisLog):
+                        await anext(reader)
+        await conversations.delete("c")
+        for live in (False, True):
+            with pytest.raises(NotThisLog if live else ConversationNotFound):
+                await anext(chat.events(after=last.seq, live=live))
+
+        await (await conversations["c"].send("D")).end()
+        first = await anext(conversations["c"].events())
+        other_time = conversations["c"].expecting(seq=1, event_id=first.event.id, at_us=1)
+        with pytest.raises(NotThisLog):
+            await anext(other_time.events(after=1))
+        with pytest.raises(InvalidInput, match="after is 2, and the expected event is at seq 1"):
+            other_time.events(after=2)
 
 
 async def test_what_forks_need_stays_and_the_answer_says_so() -> None:
