@@ -571,6 +571,9 @@ def _name(function: ToolFunction) -> str:
 
 
 def _parameters(name: str, function: ToolFunction) -> Sequence[inspect.Parameter]:
+    if inspect.isasyncgenfunction(function):
+        # A call would run nothing of it, and its result would say that it ran.
+        raise InvalidInput(f"tool {name}: it yields; an async tool returns its result")
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
     except (TypeError, ValueError, NameError, AttributeError, SyntaxError) as error:

@@ -188,6 +188,10 @@ def no_schema(at: threading.Event) -> None: ...
 def fine(at: int = 1) -> None: ...
 
 
+async def yields(at: int) -> AsyncIterator[int]:
+    yield at
+
+
 def nämed(at: int) -> None: ...  # noqa: PLC2401 - that is the case
 
 
@@ -200,6 +204,7 @@ def nämed(at: int) -> None: ...  # noqa: PLC2401 - that is the case
         (lambda: FunctionTool(positional), "cannot be given by name, as models do"),
         (lambda: FunctionTool(unknown_type), "types cannot be read"),
         (lambda: FunctionTool(no_schema), "no JSON schema"),
+        (lambda: FunctionTool(yields), "tool yields: it yields; an async tool returns its result"),
         (lambda: FunctionTool(partial(fine, 1)), "a name"),
         (lambda: FunctionTool(nämed), "letters, digits"),
         (lambda: FunctionTool(lambda: None), "letters, digits"),
