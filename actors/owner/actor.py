@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
@@ -110,6 +111,7 @@ from ..events import (
 from ..journal import Journal, Listing, Record, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
+from ..values.type_names import a_type
 from .batch import Taken, between_deletions, events_of, records_of, rejections_of
 from .condensing import Condensing
 from .draining import Drain
@@ -825,7 +827,14 @@ class ConversationActor(Actor[Command | Query]):
         end = EndTurn(turn_id, epoch)
         try:
             with closing_scopes(f"agent of turn {turn_id}"):
-                await self._setup.agent.run(turn)
+                running: object = self._setup.agent.run(turn)
+                if isawaitable(running):
+                    await running
+                else:
+                    raise TypeError(
+                        f"the agent's `run` returned {a_type(running)}; write it as an `async def` "
+                        "that answers with `turn.say` or `turn.stream`"
+                    )
         except BaseException as error:
             if not is_own_failure(error):
                 if isinstance(error, BaseExceptionGroup):

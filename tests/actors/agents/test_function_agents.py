@@ -73,9 +73,21 @@ async def yields_a_number(turn: TurnContext) -> AsyncGenerator[str]:
     yield 7  # type: ignore[misc]  # that is the case
 
 
+class Plain:
+    def run(self, turn: TurnContext) -> str:
+        return "hi"
+
+
+class Yields:
+    async def run(self, turn: TurnContext) -> AsyncGenerator[str]:
+        yield "hi"
+
+
 @pytest.mark.parametrize(
     ("made", "found"),
     [
+        (Plain(), "TypeError: the agent's `run` returned a str; write it as an `async def`"),
+        (Yields(), "TypeError: the agent's `run` returned an async_generator; write it as an"),
         (returns_a_number, "TypeError: the agent returned an int; it returns its answer as a str"),
         (yields_a_number, "TypeError: the agent yielded an int; it yields str"),
     ],
