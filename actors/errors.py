@@ -433,10 +433,12 @@ class NotConfirmable(Refused):
     """No call waits for a confirmation, or other calls than were named; nothing was written."""
 
     def __init__(self, conversation_id: str, awaiting: Sequence[str] = ()) -> None:
-        found = f"other calls wait: {', '.join(awaiting)}" if awaiting else "no call waits"
         super().__init__(
-            f"nothing to confirm on conversation {conversation_id}: {found}; nothing was written; "
-            "another caller may have answered, so read the log and answer the calls that wait"
+            f"these are not the calls that wait on conversation {conversation_id}; nothing was "
+            f"written; answer these together, and no others: {', '.join(awaiting)}"
+            if awaiting
+            else f"nothing to confirm on conversation {conversation_id}: no call waits; nothing "
+            "was written; another caller may have answered, so read the log"
         )
         self.conversation_id = conversation_id
         self.awaiting = tuple(awaiting)

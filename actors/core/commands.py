@@ -519,7 +519,7 @@ class Answer(FromOutside[bool]):
         for tool_call_id, answer in by_call.items():
             check_text("a tool_call_id", tool_call_id)
             if not isinstance(answer, bool):
-                check_text("an answer that is no bool, a reason,", answer)
+                check_text("the answer to a call, if not True or False,", answer)
         if isinstance(self.answers, Mapping):
             object.__setattr__(self, "answers", FrozenObject(self.answers))
 

@@ -204,7 +204,7 @@ TABLE: Mapping[str, Problem] = {
     "NotConfirmable": Problem(
         409,
         "not-confirmable",
-        "these calls do not wait for an answer; nothing was written; read the log",
+        "these are not the calls that wait; nothing was written; answer all in `awaiting`, if any",
         facts=("awaiting",),
     ),
     "StaleTurn": Problem(409, "stale-turn", "this turn no longer runs", facts=("turn_id",)),

@@ -284,7 +284,9 @@ async def test_the_same_answers_again_write_nothing_and_others_are_refused() -> 
             {one: False, other: "no"},
         ]
         for answers in wrong[:3]:
-            with pytest.raises(NotConfirmable) as caught:
+            with pytest.raises(
+                NotConfirmable, match=f"answer these together.*: {one}, {other}$"
+            ) as (caught):
                 await chat.answer(answers)
             assert caught.value.awaiting == (one, other)
         await chat.answer(given)
