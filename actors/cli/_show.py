@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -204,8 +205,18 @@ def print_rejection(console: Console, rejection: Rejection) -> None:
 
 
 def print_chat(console: Console, events: Sequence[LoggedEvent]) -> None:
-    """Print events as a chat: seq, time, author, text; a line announces each new day."""
+    """Print events as a chat: seq, time, author, text; a line announces each new day.
+
+    The results of calls that ran side by side name their calls: they come in any order.
+    """
     day = ""
+    actions = [(seq, event) for seq, event in events if isinstance(event, ActionEvent)]
+    calls = Counter(event.llm_response_id for _, event in actions)
+    together = {
+        event.tool_call_id: f"{event.tool_name} (seq {seq}): "
+        for seq, event in actions
+        if calls[event.llm_response_id] > 1
+    }
     width = max([3, *(len(str(seq)) for seq, _ in events)])
     for seq, event in events:
         if isinstance(event, CondensationSummaryEvent):
@@ -216,11 +227,15 @@ def print_chat(console: Console, events: Sequence[LoggedEvent]) -> None:
                 day = f"{at:%Y-%m-%d}"
                 console.print(Text(f"{day}, times in UTC", style="dim"))
             head = f"{seq:>{width}}  {at:%H:%M:%S}"
-        _print_event(console, head, event)
+        call = ""
+        if isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+            call = together.get(event.tool_call_id, "")
+        _print_event(console, head, event, call)
 
 
-def _print_event(console: Console, head: str, event: Event) -> None:
+def _print_event(console: Console, head: str, event: Event, call: str) -> None:
     style, author, said = said_by(event)
+    said = call + said
     head = f"{head}  {author:<9}  "
     text = Text(printable(said).rstrip() or "(empty)", style=style)
     for number, line in enumerate(text.wrap(console, max(20, console.width - len(head)))):

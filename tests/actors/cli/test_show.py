@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -270,6 +271,38 @@ def test_a_conversation_reads_as_a_chat(db: Path) -> None:
 def test_what_a_turn_does_is_said_in_words(event: Event, shown: str) -> None:
     assert said_by(event)[2] == shown
     assert said_by(event, is_whole=True)[2].split("\n")[0] == shown
+
+
+def test_results_of_calls_that_ran_side_by_side_name_their_calls(tmp_path: Path) -> None:
+    """They come in any order; the result of a call that ran alone needs no name."""
+    path = tmp_path / "calls.db"
+
+    def call(tool_call_id: str, response_id: str) -> Event:
+        return ActionEvent(
+            turn_id="t", tool_call_id=tool_call_id, tool_name="find", llm_response_id=response_id
+        )
+
+    def result(tool_call_id: str) -> Event:
+        return ObservationEvent(turn_id="t", tool_call_id=tool_call_id, content=tool_call_id)
+
+    log = (
+        TurnStartedEvent(turn_id="t"),
+        UserMessageEvent(turn_id="t", content="Where?", message_id="m"),
+        *(call("a", "r"), call("b", "r"), call("c", "r")),
+        AgentErrorEvent(turn_id="t", tool_call_id="b", content="none"),
+        UserRejectEvent(turn_id="t", tool_call_id="c", content="no"),
+        result("a"),
+        *(call("d", "s"), result("d")),
+    )
+    anyio.run(partial(write, path, "alice", records_of(log), unfinished=True))
+
+    said = [line[15:] for line in show(path, "alice").stdout.splitlines()]
+    assert [line for line in said if line.startswith(("error", "rejected", "result"))] == [
+        "error      find (seq 4): none",
+        "rejected   find (seq 5): no",
+        "result     find (seq 3): a",
+        "result     d",
+    ]
 
 
 def test_a_whole_event_has_its_fields_after_the_words_and_none_that_is_empty() -> None:
