@@ -473,7 +473,8 @@ async def _result(
     try:
         value = await found.run(context, arguments, ports)
     except _TimedOut:
-        said = f"no result within {found.timeout_s:g} s; the call may have happened, or yet happen"
+        maybe = "the call may have happened, or may still happen"
+        said = f"no result within {found.timeout_s:g} s; {maybe}"
         return ToolResult(said, is_error=True, may_have_happened=True)
     except BaseException as error:  # noqa: BLE001 - describe_failure raises what is not its own
         said = describe_failure(error)

@@ -601,7 +601,7 @@ async def test_a_thread_that_takes_too_long_is_left_and_what_it_returns_is_dropp
 
     assert isinstance(result, AgentErrorEvent)
     assert result.may_have_happened
-    assert result.content == "no result within 5 s; the call may have happened, or yet happen"
+    assert result.content == "no result within 5 s; the call may have happened, or may still happen"
 
 
 async def test_an_async_tool_that_takes_too_long_is_cancelled_and_the_others_go_on() -> None:
