@@ -232,6 +232,20 @@ async def test_the_log_stands_beside_the_transcript_and_tells_what_overlapped(
         await expect(world.page.locator(".log-row.has-left")).to_have_count(3)
 
 
+async def test_a_result_names_the_call_that_it_answers(browser: Browser) -> None:
+    """Four calls ran side by side, and their results came in another order."""
+    async with site(browser, research_story()) as world:
+        await world.at("research", query="?seq=9")
+
+        said = world.page.locator(".transcript-pane .said")
+        for result, call in (
+            ("no notes yet", "of read_notes, seq 7"),
+            ("12 papers", "of search, seq 4"),
+            ("41 papers", "of search, seq 5"),
+        ):
+            await expect(said.filter(has_text=result)).to_contain_text(call)
+
+
 async def test_the_log_says_whose_a_conversation_is_and_how_long_a_turn_took(
     browser: Browser,
 ) -> None:

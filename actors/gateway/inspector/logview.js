@@ -17,6 +17,9 @@ const NAMES = {
   agent_error: "no result", user_reject: "rejected", message_queued: "waits",
 };
 
+const RESULTS = new Set(["observation", "agent_error", "user_reject"]);
+const CALL_BACK_MAX = 100; // the rows before a result among which its call is looked for
+
 export class LogView extends HTMLElement {
   #log;
   #options;
@@ -209,6 +212,7 @@ export class LogView extends HTMLElement {
         h("div.who",
           h("b", event?.author ?? NAMES[kind] ?? kindName(kind)),
           event && this.#overlapWords(event, seq),
+          event && RESULTS.has(kind) && this.#callOf(event.tool_call_id, seq),
           event?.interrupted && h("span.tag", "cut off"),
           left && h("span.tag", `${left.how} at ${left.at}`),
           h("span.seq", String(seq))),
@@ -217,6 +221,15 @@ export class LogView extends HTMLElement {
         event?.cut?.content && h("p.small.quiet", `${number(event.cut.content)} characters; open it to read on`),
       )),
     };
+  }
+
+  /** Name the call that a result answers: results of calls that ran side by side come in any order. */
+  #callOf(toolCallId, seq) {
+    for (let at = seq - 1; at > 0 && seq - at <= CALL_BACK_MAX; at--) {
+      const call = this.#log.kindOf(at) === "action" && this.#log.row(at)?.event;
+      if (call && call.tool_call_id === toolCallId) return h("span", `of ${call.tool_name}, seq ${at}`);
+    }
+    return null;
   }
 
   /** Say what a message did to the turn that ran when it came. */
