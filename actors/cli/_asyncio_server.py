@@ -9,11 +9,15 @@ traceback.
 
 Only HTTP is spoken. uvicorn goes over to a WebSocket for any method, and then waits for the rest of
 an opening that is invalid: without a bound, and the server could not be stopped in order.
+
+While the process has no file left for a connection, asyncio tries again once a second, and says so
+in one line.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -31,6 +35,9 @@ __all__ = ["serve_on_asyncio"]
 CONNECTIONS_MAX = 20_000
 HEAD_S = 10.0
 """Seconds that a client has for the head of a request."""
+_OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_OUT_OF_FILES_SAID = "socket.accept() out of system resource"
+"""How asyncio begins to log one of these."""
 _NOT_COMPLETED = "ASGI callable returned without completing response."
 
 
@@ -43,6 +50,7 @@ async def serve_on_asyncio(
     end.
     """
     logging.getLogger("uvicorn.error").addFilter(_is_no_repetition)
+    logging.getLogger("asyncio").addFilter(_without_traceback)
     server = _Server(
         uvicorn.Config(
             app,
@@ -54,10 +62,12 @@ async def serve_on_asyncio(
             timeout_graceful_shutdown=stop_s,
         )
     )
-    async with anyio.create_task_group() as group:
-        group.start_soon(server.serve, [listener])
-        await is_over.wait()
-        server.should_exit = True
+    with _Listener(listener) as taken:
+        listeners: list[socket.socket] = [taken]
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.serve, listeners)
+            await is_over.wait()
+            server.should_exit = True
 
 
 class _Server(uvicorn.Server):
@@ -65,6 +75,31 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the program, because it drains before the server stops."""
         yield
+
+
+class _Listener(socket.socket):
+    """Has asyncio try once, and not 2,048 times, to accept while no file is left.
+
+    Python 3.11 goes on until nothing waits, and for each failure logs a traceback and sets a timer,
+    which does the same a second later: megabytes of log a second, for as long as anyone keeps
+    enough connections open.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        """Take the socket over."""
+        super().__init__(listener.family, listener.type, listener.proto, listener.detach())
+        self._is_out = False
+
+    # Any: the type of an address depends on the family.
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._is_out:
+            self._is_out = False
+            raise BlockingIOError  # as if nothing waited: ends the attempts of this time
+        try:
+            return super().accept()
+        except OSError as error:
+            self._is_out = error.errno in _OUT_OF_FILES
+            raise
 
 
 class _Connection(H11Protocol):
@@ -140,3 +175,10 @@ class _Connection(H11Protocol):
 def _is_no_repetition(record: logging.LogRecord) -> bool:
     """Return False for the line that a response was not completed: the gateway has logged why."""
     return record.msg != _NOT_COMPLETED
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of a lack of files, which comes every second and always says the same."""
+    if record.getMessage().startswith(_OUT_OF_FILES_SAID):
+        record.exc_info = None
+    return True

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from weakref import WeakSet
 
 import anyio
@@ -250,3 +253,45 @@ async def test_a_closed_connection_goes_without_the_garbage_collector(
             assert len(made) == 0
     finally:
         gc.enable()
+
+
+async def test_connections_without_a_file_wait_and_are_told_of_in_one_line_each_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tried 2,048 times in a row, and each logged a traceback and set a timer to try again."""
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    app = Held()
+    app.is_told.set()
+    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as first:
+        await first.send(HEAD + b"\r\n")
+        assert (await first.receive()).startswith(b"HTTP/1.1 200")
+        with socket.create_connection(("127.0.0.1", port)) as waiting, as_a_program_logs():
+            free = os.dup(waiting.fileno())
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+            try:
+                while not caplog.records:
+                    await anyio.lowlevel.checkpoint()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+        async with await anyio.connect_tcp("127.0.0.1", port) as client:
+            await client.send(HEAD + b"\r\n")
+            assert (await client.receive()).startswith(b"HTTP/1.1 200"), "it goes on"
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) < 10, "no more than one each time that it tried"
+    assert all("out of system resource" in line for line in told), told
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@contextmanager
+def as_a_program_logs() -> Iterator[None]:
+    """Have the loop log what it cannot raise, which the loop of the tests collects."""
+    loop = asyncio.get_running_loop()
+    collects = loop.get_exception_handler()
+    loop.set_exception_handler(None)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(collects)
