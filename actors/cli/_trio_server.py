@@ -9,11 +9,16 @@ What a client sends behind a request that is the connection's last is dropped.
 
 Only HTTP/1 is spoken. Where hypercorn goes over to HTTP/2, it forgets to close a connection without
 a request: so clients that send no more than the first line of HTTP/2 could use up the files that
-the process may open.
+the process may open. So could clients that come and go: hypercorn keeps a connection that its
+client has closed until the next request would be late.
+
+While the process has no file left for a connection, trio tries again ten times a second, and says
+so in one line.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 from functools import partial
 from typing import Any
@@ -23,7 +28,7 @@ import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -45,6 +50,7 @@ async def serve_on_trio(
     Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
     end. A cancellation closes all connections at once.
     """
+    logging.getLogger("trio.serve_listeners").addFilter(_without_traceback)
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # it has protocol types of its own
     config = Config()
     config.accesslog = config.errorlog = None
@@ -93,8 +99,17 @@ async def serve_on_trio(
         closing.cancel_scope.cancel()
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of a lack of files, which always says the same."""
+    record.exc_info = None
+    return True
+
+
 class _Connection(TCPServer):
     """Goes over to no other protocol than the one that it begins with."""
+
+    _has_ended = False
+    """True once nothing more is read: no request follows."""
 
     async def _read_data(self) -> None:
         begun = self.protocol
@@ -112,6 +127,13 @@ class _Connection(TCPServer):
         self.protocol = protocol  # type: ignore[assignment]  # has all that is called of it
         with trio.CancelScope() as protocol.reading:
             await super()._read_data()
+        self._has_ended = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if self._has_ended and isinstance(event, Updated) and event.idle:
+            return  # else it would wait for a request
+        await super().protocol_send(event)
 
 
 class _LastIsLast(h11.Connection):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import sys
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 import trio
+from hypercorn.config import Config
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnkeeper.actors.cli._trio_server import serve_on_trio
@@ -212,5 +214,28 @@ def test_what_comes_behind_the_last_request_does_not_take_the_answer(body: bytes
                     answer = await read_until(client, b"done")
                     assert answer.startswith(b"HTTP/1.1 415")
                     assert await client.receive_some() == b""
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_connection_that_its_client_closes_between_requests_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_fresh: bool
+) -> None:
+    """It was kept for as long as the next request might have taken to come."""
+    monkeypatch.setattr(Config, "keep_alive_timeout", math.inf)
+
+    async def main() -> None:
+        app = Held()
+        app.is_told.set()
+        async with (
+            serving(app, stop_s=BOUND_S) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as client,
+        ):
+            if not is_fresh:
+                await client.send_all(GET + b"\r\n")
+                await read_until(client, b"0\r\n\r\n")
+            await client.send_eof()
+            assert await client.receive_some() == b"", "the server has closed it, too"
 
     trio.run(main)
