@@ -125,7 +125,8 @@ class NodeClient:
         try:
             with anyio.fail_after(CONNECT_S):
                 stream = await anyio.connect_tcp(parts.hostname, parts.port)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, RuntimeError) as error:
+            # The last of these if no thread can be started, in which to look the name up.
             raise Unreachable from error
         return _Connection(stream, parts.netloc)
 

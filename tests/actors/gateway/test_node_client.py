@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from turnkeeper.actors.gateway.node_client import Broken, NodeClient
-
-pytestmark = pytest.mark.anyio
+from turnkeeper.actors.gateway.node_client import Broken, NodeClient, Unreachable
 
 BOUND_S = 60.0
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("body", "lines", "is_whole"),
     [(b"one\ntwo\n", [b"one", b"two"], True), (b"one\ntw", [b"one"], False)],
@@ -46,3 +47,22 @@ async def test_a_line_that_a_closed_connection_cut_off_is_not_a_clean_end(
 
     assert received == lines
     assert is_broken is not is_whole
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_name_that_no_thread_can_look_up_is_unreachable(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """The caller got an error of no type, and its client 500, although nothing had been sent."""
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        client = NodeClient(monotonic=anyio.current_time, answer_s=BOUND_S)
+        with monkeypatch.context() as without, pytest.raises(Unreachable):
+            without.setattr(threading.Thread, "start", no_thread)
+            without.setattr("trio._core._thread_cache.THREAD_CACHE._idle_workers", {})
+            await client.post("http://localhost:1", "/ask", [], b"{}")
+
+    anyio.run(main, backend=backend)
