@@ -254,7 +254,8 @@ class _Http(httpx2.AsyncClient):
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             said = f"{type(error).__name__}: {error_text(error)}; nothing happened"
             return _failed(request, mcp_types.INTERNAL_ERROR, said)
-        except httpx2.RequestError as error:
+        except (httpx2.RequestError, RuntimeError) as error:
+            # The latter if no thread can be started, in which to look the server's name up.
             said = f"{type(error).__name__}: {error_text(error)}"
             return _failed(request, mcp_types.CONNECTION_CLOSED, said)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx2
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -245,6 +246,24 @@ async def test_a_bad_answer_over_http_fails_its_call_alone_and_the_call_may_have
     assert said in result.content
     assert isinstance(result, AgentErrorEvent) == may_have_happened
     assert ("the call may have happened" in result.content) == may_have_happened
+    assert (later.content, later.is_error) == ("", False)
+
+
+async def test_a_call_for_which_no_thread_can_be_started_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name is looked up in a thread. Without one, the connection ended for all later calls."""
+
+    async def send(*_: object, **__: object) -> httpx2.Response:
+        raise RuntimeError("can't start new thread")
+
+    async with over_http() as url, mcp_tools(url) as tools:
+        with monkeypatch.context() as without:
+            without.setattr(httpx2.AsyncClient, "send", send)
+            result = await one(tools, "nothing")
+        later = await one(tools, "nothing")
+    assert result.may_have_happened
+    assert "RuntimeError: can't start new thread" in result.content
     assert (later.content, later.is_error) == ("", False)
 
 
