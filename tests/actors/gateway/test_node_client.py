@@ -60,9 +60,10 @@ def test_a_name_that_no_thread_can_look_up_is_unreachable(
 
     async def main() -> None:
         client = NodeClient(monotonic=anyio.current_time, answer_s=BOUND_S)
-        with monkeypatch.context() as without, pytest.raises(Unreachable):
+        with monkeypatch.context() as without:
             without.setattr(threading.Thread, "start", no_thread)
             without.setattr("trio._core._thread_cache.THREAD_CACHE._idle_workers", {})
-            await client.post("http://localhost:1", "/ask", [], b"{}")
+            with pytest.raises(Unreachable):
+                await client.post("http://localhost:1", "/ask", [], b"{}")
 
     anyio.run(main, backend=backend)
