@@ -196,8 +196,10 @@ def connect(
                 f"-c statement_timeout={_milliseconds(answer_s * _SERVER_SHARE)}",
                 f"-c idle_in_transaction_session_timeout={_milliseconds(_LOCK_WAIT_S)}",
                 # Our statements rely on these, which a database, a role or the user's environment
-                # can set, too. Without nulls in arrays, a missing message id becomes "NULL".
+                # can set, too. Without nulls in arrays, a missing message id becomes "NULL"; with
+                # fewer digits, the time of a rejection is read as another one.
                 "-c array_nulls=on -c default_transaction_isolation=read\\ committed",
+                "-c extra_float_digits=1",
                 # A statement whose last message was lost holds its locks until the server finds
                 # out that its client has gone.
                 f"-c tcp_keepalives_idle={idle_s} -c tcp_keepalives_interval={interval_s}",

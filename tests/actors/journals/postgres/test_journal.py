@@ -1221,6 +1221,7 @@ SETTINGS = {
     "array_nulls": "off",
     "client_encoding": "LATIN1",
     "default_transaction_isolation": "serializable",
+    "extra_float_digits": "-15",
     "idle_session_timeout": "1min",
 }
 
@@ -1256,7 +1257,7 @@ async def test_the_settings_of_a_database_change_nothing(set_up: str) -> None:
             await journal._change(lambda writer: settings_of(writer.connection)),
             await journal._read(lambda reader: settings_of(reader._connection)),
         ):
-            assert found == ["on", "UTF8", "read committed", *["0"] * (len(found) - 3)]
+            assert found == ["on", "UTF8", "read committed", "1", *["0"] * (len(found) - 4)]
 
 
 async def test_a_database_that_publishes_all_tables_takes_all_writes(set_up: str) -> None:
