@@ -9,6 +9,8 @@ from collections.abc import Callable
 from sys import float_info
 from typing import Final, get_args
 
+from turnkeeper.runtime import Runtime
+
 from ..agents.agent import Agent, is_agent
 from ..core.commands import check_overlap
 from ..core.condensation import Condenser
@@ -64,11 +66,14 @@ def check_parts(
     journal: Journal,
     condenser: Condenser | None,
     configure: Callable[[str], object] | None,
+    runtime: Runtime | None,
 ) -> None:
     """Check the objects that the application hands in."""
     check_agent(agent)
     _check_journal(journal)
     _check_condenser(condenser)
+    if runtime is not None and not isinstance(runtime, Runtime):
+        raise InvalidInput(f"runtime is {runtime!r}; it takes a Runtime, or None for a new one")
     if configure is not None and not callable(configure):
         raise InvalidInput(
             f"configure is {configure!r}; it takes a function of a conversation's id that "

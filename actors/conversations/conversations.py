@@ -223,7 +223,7 @@ class Conversations:
             answer_length_max=answer_length_max,
         )
         check_settings(settings, limits)
-        check_parts(agent, journal, condenser, configure)
+        check_parts(agent, journal, condenser, configure, runtime)
         check_recovery(recover, recover_every_s, recover_max)
         check_resources(name, idle_s, active_max, verify)
         check_waits(park_s, condense_s)

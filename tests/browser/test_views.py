@@ -246,6 +246,21 @@ async def test_a_result_names_the_call_that_it_answers(browser: Browser) -> None
             await expect(said.filter(has_text=result)).to_contain_text(call)
 
 
+async def test_a_result_that_is_an_error_is_shown_as_one(browser: Browser) -> None:
+    story = Story("burning")
+    story.says("a", "read it")
+    (call,) = story.calls(("read", {}), took=0.1)
+    story.results(call, "the disk is on fire", is_error=True)
+    async with site(browser, story) as world:
+        await world.at("burning")
+
+        said = world.page.locator(".transcript-pane .said", has_text="the disk is on fire")
+        await expect(said).to_have_class(re.compile("tone-bad"))
+        await expect(said.locator("b")).to_have_text("error")
+        row = world.page.locator(".log-pane .log-row", has_text="the disk is on fire")
+        await expect(row).to_have_class(re.compile("tone-bad"))
+
+
 async def test_the_log_says_whose_a_conversation_is_and_how_long_a_turn_took(
     browser: Browser,
 ) -> None:

@@ -183,7 +183,7 @@ export class LogView extends HTMLElement {
     const event = this.#log.row(seq)?.event;
     return {
       data: { seq },
-      content: h("div.log-row", { class: [`tone-${toneOf(kind)}`, left && "has-left", why && "is-damaged"] },
+      content: h("div.log-row", { class: [`tone-${toneOf(kind, event)}`, left && "has-left", why && "is-damaged"] },
         this.#band(seq),
         h("span.seq", String(seq)),
         h("span.time", event ? clock(event.timestamp) : ""),
@@ -207,10 +207,10 @@ export class LogView extends HTMLElement {
     return {
       data: { seq },
       content: h("div.said", {
-        class: [`tone-${toneOf(kind)}`, !isSaid && "is-line", kind === "user_message" && "is-user", left && "has-left"],
+        class: [`tone-${toneOf(kind, event)}`, !isSaid && "is-line", kind === "user_message" && "is-user", left && "has-left"],
       }, this.#band(seq), h("div.bubble",
         h("div.who",
-          h("b", event?.author ?? NAMES[kind] ?? kindName(kind)),
+          h("b", event?.author ?? (event?.is_error ? "error" : NAMES[kind] ?? kindName(kind))),
           event && this.#overlapWords(event, seq),
           event && RESULTS.has(kind) && this.#callOf(event.tool_call_id, seq),
           event?.interrupted && h("span.tag", "cut off"),

@@ -293,7 +293,7 @@ export class Travel extends HTMLElement {
     const cut = event.cut?.content;
     return {
       data: { eventId: event.id },
-      content: h("div", { class: `seen tone-${toneOf(event.kind)} ${how}` },
+      content: h("div", { class: `seen tone-${toneOf(event.kind, event)} ${how}` },
         h("div.who", h("b", kindName(event.kind)), how && h("span", how === "entered" ? "came" : "left"),
           h("span.mono.ellipsis", event.tool_call_id ?? event.message_id ?? ""),
           cut && h("span", `${number(cut)} characters`)),

@@ -57,7 +57,7 @@ from turnkeeper.actors.gateway import app
 from turnkeeper.actors.journals.transfer import import_lines
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.actors.values.type_names import a_type
-from turnkeeper.runtime import NotDelivered, Ports
+from turnkeeper.runtime import NotDelivered, Ports, Runtime
 
 pytestmark = pytest.mark.anyio
 
@@ -289,6 +289,12 @@ def test_a_class_is_not_taken_for_an_object_of_it() -> None:
         Conversations(HeldAgent(), journal=journal)
     with pytest.raises(InvalidInput, match="agent is the class Silent"):
         Conversations(silent, journal=MemoryJournal())
+
+
+def test_a_runtime_is_no_other_thing() -> None:
+    runtime: Any = Runtime
+    with pytest.raises(InvalidInput, match=r"^runtime is .*; it takes a Runtime, or None"):
+        Conversations(HeldAgent(), journal=MemoryJournal(), runtime=runtime)
 
 
 async def test_a_caller_cannot_pretend_that_a_message_was_queued() -> None:
