@@ -40,7 +40,7 @@ from turnkeeper.actors.errors import (
     NotThisLog,
     OwnedElsewhere,
 )
-from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
+from turnkeeper.actors.events import LoggedEvent, ObservationEvent, UserMessageEvent
 from turnkeeper.actors.journal import (
     READ_BYTES,
     Claim,
@@ -636,7 +636,9 @@ async def test_a_reader_that_continues_after_a_restart_is_told_of_a_log_that_was
         chat = conversations["c"].expecting(seq=last.seq, event_id=last.event.id, at_us=at_us)
         await (await chat.send("B")).end()
         for reader in (chat.events(after=last.seq), chat.follow(after=last.seq)):
-            assert (await anext(reader)).seq == last.seq + 1
+            item = await anext(reader)
+            assert isinstance(item, LoggedEvent)
+            assert item.seq == last.seq + 1
 
         await conversations.delete("c")
         for number in range(3):  # the new log is shorter than the cursor, as long, and longer
