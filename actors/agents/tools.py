@@ -35,7 +35,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from sys import float_info
-from types import GeneratorType
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import anyio
@@ -151,6 +151,9 @@ class Tool:
             raise InvalidInput(f"tool {name}: risk is {risk!r}; it takes {', '.join(RISKS)}")
         if not callable(run):
             raise InvalidInput(f"tool {name}: run is {run!r}; it takes a function")
+        if _is(inspect.isasyncgenfunction, run):
+            # A call would run nothing of it, and its result would say that it ran.
+            raise InvalidInput(f"tool {name}: it yields; an async tool returns its result")
         if not isinstance(schema, Mapping):
             raise InvalidInput(
                 f"tool {name}: its schema is {a_type(schema)}; it takes a mapping, as "
@@ -508,10 +511,14 @@ async def call_function(
     ports: Ports, function: ToolFunction, /, *args: object, **kwargs: object
 ) -> object:
     """Call an application's function: an async one here, any other in a thread of its own."""
-    if _is_async(function):
+    if _is(inspect.iscoroutinefunction, function):
         value = function(*args, **kwargs)
     else:
         value = await ports.blocking(partial(_call_to_the_end, function, *args, **kwargs))
+    if isinstance(value, AsyncGeneratorType):  # as of a decorated function that yields
+        raise TypeError(
+            "it returned an async generator, and nothing of that ran; return the result"
+        )
     if not inspect.isawaitable(value):
         return value
     # Not its text: that of a `partial` has what is bound to it.
@@ -556,9 +563,10 @@ async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[o
         del failure  # its traceback refers to this frame
 
 
-def _is_async(function: ToolFunction) -> bool:
+def _is(kind: Callable[[object], bool], function: ToolFunction) -> bool:
+    """Return True if the function, or what calls an object that can be called, is of this kind."""
     made_of = type(function).__call__ if not inspect.isroutine(function) else function
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(made_of)
+    return kind(function) or kind(made_of)
 
 
 # --- describing a function to a model -----------------------------------------------------------
@@ -572,9 +580,6 @@ def _name(function: ToolFunction) -> str:
 
 
 def _parameters(name: str, function: ToolFunction) -> Sequence[inspect.Parameter]:
-    if inspect.isasyncgenfunction(function):
-        # A call would run nothing of it, and its result would say that it ran.
-        raise InvalidInput(f"tool {name}: it yields; an async tool returns its result")
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
     except (TypeError, ValueError, NameError, AttributeError, SyntaxError) as error:

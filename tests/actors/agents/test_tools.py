@@ -39,7 +39,7 @@ from turnkeeper.actors import (
     agent,
     tool,
 )
-from turnkeeper.actors.agents.tools import RESULT_LENGTH_MIN, FunctionTool
+from turnkeeper.actors.agents.tools import RESULT_LENGTH_MIN, FunctionTool, Tool
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import ActionEvent, AgentErrorEvent, ObservationEvent
 from turnkeeper.runtime import DaemonThreads, Ports
@@ -192,6 +192,22 @@ async def yields(at: int) -> AsyncIterator[int]:
     yield at
 
 
+async def yields_any(arguments: object, context: object) -> AsyncIterator[int]:
+    yield 1
+
+
+class Yielding:
+    __name__ = "yields"
+
+    async def __call__(self, at: int) -> AsyncIterator[int]:
+        yield at
+
+
+def yields_behind_it(at: int) -> AsyncIterator[int]:
+    """Hide the other, as a decorator does."""
+    return yields(at)
+
+
 def nämed(at: int) -> None: ...  # noqa: PLC2401 - that is the case
 
 
@@ -205,6 +221,8 @@ def nämed(at: int) -> None: ...  # noqa: PLC2401 - that is the case
         (lambda: FunctionTool(unknown_type), "types cannot be read"),
         (lambda: FunctionTool(no_schema), "no JSON schema"),
         (lambda: FunctionTool(yields), "tool yields: it yields; an async tool returns its result"),
+        (lambda: FunctionTool(Yielding()), "it yields; an async tool returns its result"),
+        (lambda: Tool("yields", "", {}, yields_any), "it yields; an async tool returns its result"),
         (lambda: FunctionTool(partial(fine, 1)), "a name"),
         (lambda: FunctionTool(nämed), "letters, digits"),
         (lambda: FunctionTool(lambda: None), "letters, digits"),
@@ -971,6 +989,13 @@ async def test_a_result_that_json_cannot_hold_is_told_and_leaves_the_conversatio
     assert isinstance(result, ObservationEvent)
     assert result.is_error == is_error
     assert result.content.startswith(said)
+
+
+async def test_a_generator_that_a_decorator_hides_is_told_not_to_have_run() -> None:
+    (result,) = await call(Tools(yields_behind_it), ToolCall("yields_behind_it", {"at": 1}))
+    assert isinstance(result, ObservationEvent)
+    assert result.is_error
+    assert "it returned an async generator, and nothing of that ran" in result.content
 
 
 async def test_a_result_that_holds_itself_is_told() -> None:
