@@ -167,7 +167,8 @@ def show(
         elif view:
             seq = at or len(log)
             seen = _view(db, schema, conversation, log, seq)
-            _show_view(conversation, seq, choice._replace(at=None).of(seen), as_json=as_json)
+            seen = choice._replace(at=None).of(seen)
+            _show_view(conversation, seq, seen, log, as_json=as_json)
         elif html is not None:
             if html.exists():
                 confirm(f"{html} is there already, and will be replaced", yes=yes)
@@ -175,7 +176,7 @@ def show(
             jobs.write_whole(html, timeline(conversation, choice.of(log)))
             say(f"written to {html}")
         elif not as_json:
-            _print_found(choice.of(log))
+            _print_found(choice.of(log), log)
         elif unreadable is None:
             print_json(conversation_json(conversation, choice.of(log)))
     if unreadable is not None:
@@ -222,9 +223,9 @@ def _show_rejected(
         say(f"admission refused no event of {printable(conversation)}")
 
 
-def _print_found(events: Sequence[LoggedEvent]) -> None:
-    """Print events as a chat; say so if there are none."""
-    print_chat(Console(highlight=False), events)
+def _print_found(events: Sequence[LoggedEvent], log: Sequence[LoggedEvent]) -> None:
+    """Print events of a log as a chat; say so if there are none."""
+    print_chat(Console(highlight=False), events, log)
     if not events:
         say("no such events")
 
@@ -238,11 +239,18 @@ def _view(
     return [LoggedEvent(places.get(event.id, 0), event) for event in events]
 
 
-def _show_view(conversation: str, seq: int, seen: Sequence[LoggedEvent], *, as_json: bool) -> None:
+def _show_view(
+    conversation: str,
+    seq: int,
+    seen: Sequence[LoggedEvent],
+    log: Sequence[LoggedEvent],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         print_json(view_json(conversation, seq, seen))
     else:
-        _print_found(seen)
+        _print_found(seen, log)
 
 
 def _show_step(
@@ -272,10 +280,10 @@ def _show_step(
         return
     console = Console(highlight=False)
     print_step(console, number, len(steps), step)
-    print_chat(console, seen)
+    print_chat(console, seen, log)
     if answer:
         console.print(Text("answered", style="bold"))
-        print_chat(console, answer)
+        print_chat(console, answer, log)
 
 
 def _answer(log: Sequence[LoggedEvent], step: Step, view_seq: int) -> Sequence[LoggedEvent]:

@@ -204,13 +204,14 @@ def print_rejection(console: Console, rejection: Rejection) -> None:
     console.print(Text(f"    {printable(payload)}"), soft_wrap=True)
 
 
-def print_chat(console: Console, events: Sequence[LoggedEvent]) -> None:
+def print_chat(console: Console, events: Sequence[LoggedEvent], log: Sequence[LoggedEvent]) -> None:
     """Print events as a chat: seq, time, author, text; a line announces each new day.
 
-    The results of calls that ran side by side name their calls: they come in any order.
+    The results of calls that ran side by side name their calls: they come in any order. The calls
+    are looked for in the whole log, because `events` may be a part without them.
     """
     day = ""
-    actions = [(seq, event) for seq, event in events if isinstance(event, ActionEvent)]
+    actions = [(seq, event) for seq, event in log if isinstance(event, ActionEvent)]
     calls = Counter(event.llm_response_id for _, event in actions)
     together = {
         event.tool_call_id: f"{event.tool_name} (seq {seq}): "

@@ -303,6 +303,7 @@ def test_results_of_calls_that_ran_side_by_side_name_their_calls(tmp_path: Path)
         "result     find (seq 3): a",
         "result     d",
     ]
+    assert "result     find (seq 3): a" in show(path, "alice", "--tail", "3").stdout
 
 
 def test_a_whole_event_has_its_fields_after_the_words_and_none_that_is_empty() -> None:
