@@ -435,7 +435,8 @@ class NotConfirmable(Refused):
     def __init__(self, conversation_id: str, awaiting: Sequence[str] = ()) -> None:
         super().__init__(
             f"these are not the calls that wait on conversation {conversation_id}; nothing was "
-            f"written; answer these together, and no others: {', '.join(awaiting)}"
+            "written; another caller may have answered, so read the log before you answer all that "
+            f"wait, together: {', '.join(awaiting)}"
             if awaiting
             else f"nothing to confirm on conversation {conversation_id}: no call waits; nothing "
             "was written; another caller may have answered, so read the log"

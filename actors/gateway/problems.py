@@ -204,7 +204,8 @@ TABLE: Mapping[str, Problem] = {
     "NotConfirmable": Problem(
         409,
         "not-confirmable",
-        "these are not the calls that wait; nothing was written; answer all in `awaiting`, if any",
+        "these are not the calls that wait; nothing was written; read the log, and answer all in "
+        "`awaiting`, if any",
         facts=("awaiting",),
     ),
     "StaleTurn": Problem(409, "stale-turn", "this turn no longer runs", facts=("turn_id",)),

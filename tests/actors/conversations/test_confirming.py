@@ -285,7 +285,7 @@ async def test_the_same_answers_again_write_nothing_and_others_are_refused() -> 
         ]
         for answers in wrong[:3]:
             with pytest.raises(
-                NotConfirmable, match=f"answer these together.*: {one}, {other}$"
+                NotConfirmable, match=f"read the log .* answer all .*: {one}, {other}$"
             ) as caught:
                 await chat.answer(answers)
             assert caught.value.awaiting == (one, other)
