@@ -10,8 +10,8 @@ traceback.
 Only HTTP is spoken. uvicorn goes over to a WebSocket for any method, and then waits for the rest of
 an opening that is invalid: without a bound, and the server could not be stopped in order.
 
-While the process has no file left for a connection, asyncio tries again once a second, and says so
-in one line.
+While the process has no file left for a connection, asyncio tries again once a second, and logs
+each failure without a traceback.
 """
 
 from __future__ import annotations
