@@ -38,6 +38,8 @@ HEAD_S = 10.0
 _OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _OUT_OF_FILES_SAID = "socket.accept() out of system resource"
 """How asyncio begins to log one of these."""
+_TRIED_AGAIN_SAID = "Exception in callback BaseSelectorEventLoop._start_serving("
+"""How asyncio begins to log that it tried to accept again after the listener was closed."""
 _NOT_COMPLETED = "ASGI callable returned without completing response."
 
 
@@ -178,7 +180,11 @@ def _is_no_repetition(record: logging.LogRecord) -> bool:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Drop the traceback of a lack of files, which comes every second and always says the same."""
-    if record.getMessage().startswith(_OUT_OF_FILES_SAID):
+    """Drop the traceback of a lack of files, which comes every second and always says the same.
+
+    Return False for the line that such an attempt came too late: the server has stopped.
+    """
+    said = record.getMessage()
+    if said.startswith(_OUT_OF_FILES_SAID):
         record.exc_info = None
-    return True
+    return not said.startswith(_TRIED_AGAIN_SAID)

@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from weakref import WeakSet
 
@@ -260,21 +260,10 @@ async def test_connections_without_a_file_wait_and_are_told_of_in_one_line_each_
 ) -> None:
     """It tried 2,048 times in a row, and each logged a traceback and set a timer to try again."""
     monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     app = Held()
     app.is_told.set()
-    async with serving(app) as port, await anyio.connect_tcp("127.0.0.1", port) as first:
-        await first.send(HEAD + b"\r\n")
-        assert (await first.receive()).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(("127.0.0.1", port)) as waiting, as_a_program_logs():
-            free = os.dup(waiting.fileno())
-            os.close(free)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-            try:
-                while not caplog.records:
-                    await anyio.lowlevel.checkpoint()
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    async with serving(app) as port:
+        await run_out_of_files(port, caplog)
 
         async with await anyio.connect_tcp("127.0.0.1", port) as client:
             await client.send(HEAD + b"\r\n")
@@ -283,6 +272,51 @@ async def test_connections_without_a_file_wait_and_are_told_of_in_one_line_each_
     assert len(told) < 10, "no more than one each time that it tried"
     assert all("out of system resource" in line for line in told), told
     assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_server_that_stops_while_no_file_is_left_logs_no_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next attempt to accept came after the listener was closed."""
+    delay_s = 54_321
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", delay_s)
+    loop = asyncio.get_running_loop()
+    call_later, attempts = loop.call_later, []
+
+    def note(delay: float, callback: Callable[..., object], *arguments: object) -> object:
+        handle = call_later(delay, callback, *arguments)
+        if delay == delay_s:
+            attempts.append(handle)
+        return handle
+
+    monkeypatch.setattr(loop, "call_later", note)
+    app = Held()
+    app.is_told.set()
+    async with serving(app) as port:
+        await run_out_of_files(port, caplog)
+
+    (attempt,) = attempts
+    with as_a_program_logs():
+        attempt._run()  # as the loop does once its time has come
+    attempt.cancel()
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def run_out_of_files(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Connect while the process has no file left, until the server has logged that."""
+    async with await anyio.connect_tcp("127.0.0.1", port) as first:  # all is imported then
+        await first.send(HEAD + b"\r\n")
+        assert (await first.receive()).startswith(b"HTTP/1.1 200")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection(("127.0.0.1", port)) as waiting, as_a_program_logs():
+        free = os.dup(waiting.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            while not caplog.records:
+                await anyio.lowlevel.checkpoint()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @contextmanager
