@@ -55,6 +55,7 @@ _CALL_LENGTH_MAX = 300
 _RESULT_LENGTH_MAX = 600
 _WIDTH = 80
 _NAME_WIDTH_MAX = 40
+_TOOL_NAME_MAX = 64  # as long as a tool's name can be; a model may call one that there is not
 
 
 def infos_json(
@@ -214,7 +215,7 @@ def print_chat(console: Console, events: Sequence[LoggedEvent], log: Sequence[Lo
     actions = [(seq, event) for seq, event in log if isinstance(event, ActionEvent)]
     calls = Counter(event.llm_response_id for _, event in actions)
     together = {
-        event.tool_call_id: f"{event.tool_name} (seq {seq}): "
+        event.tool_call_id: f"{_cut(event.tool_name, _TOOL_NAME_MAX)} (seq {seq}): "
         for seq, event in actions
         if calls[event.llm_response_id] > 1
     }

@@ -261,6 +261,21 @@ async def test_a_result_that_is_an_error_is_shown_as_one(browser: Browser) -> No
         await expect(row).to_have_class(re.compile("tone-bad"))
 
 
+async def test_the_long_name_of_a_call_stays_beside_its_result_on_a_phone(browser: Browser) -> None:
+    """A model may call a tool that there is not, by a name of any length."""
+    model = ScriptedModel([ModelResponse("", calls=[ToolCall("n" * 5_000)]), "Done."])
+    async with site(browser, agent=ToolAgent(model, [refund]), width=375) as world:
+        await (await world.conversations["alice"].send("pay it back")).reply()
+        await world.at("alice")
+
+        told = world.page.locator(".transcript-pane .who", has_text="seq 3")
+        await expect(told).to_contain_text(f"of {'n' * 64}…, seq 3")
+        row, name = [await each.bounding_box() for each in (told, told.locator("span").first)]
+        assert row is not None
+        assert name is not None
+        assert name["x"] + name["width"] <= row["x"] + row["width"]
+
+
 async def test_the_log_says_whose_a_conversation_is_and_how_long_a_turn_took(
     browser: Browser,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import { h, segments, show } from "./dom.js";
 import { Detail } from "./detail.js";
-import { clock, duration, kindName, number, outcomeOf, plainText, toneOf, words } from "./format.js";
+import { clock, duration, kindName, number, oneLine, outcomeOf, plainText, toneOf, words } from "./format.js";
 import { placeOf } from "./api.js";
 import { Rows } from "./rows.js";
 
@@ -227,7 +227,7 @@ export class LogView extends HTMLElement {
   #callOf(toolCallId, seq) {
     for (let at = seq - 1; at > 0 && seq - at <= CALL_BACK_MAX; at--) {
       const call = this.#log.kindOf(at) === "action" && this.#log.row(at)?.event;
-      if (call && call.tool_call_id === toolCallId) return h("span", `of ${call.tool_name}, seq ${at}`);
+      if (call && call.tool_call_id === toolCallId) return h("span", `of ${oneLine(call.tool_name, 64)}, seq ${at}`);
     }
     return null;
   }

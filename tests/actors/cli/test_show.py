@@ -277,9 +277,9 @@ def test_results_of_calls_that_ran_side_by_side_name_their_calls(tmp_path: Path)
     """They come in any order; the result of a call that ran alone needs no name."""
     path = tmp_path / "calls.db"
 
-    def call(tool_call_id: str, response_id: str) -> Event:
+    def call(tool_call_id: str, response_id: str, tool_name: str = "find") -> Event:
         return ActionEvent(
-            turn_id="t", tool_call_id=tool_call_id, tool_name="find", llm_response_id=response_id
+            turn_id="t", tool_call_id=tool_call_id, tool_name=tool_name, llm_response_id=response_id
         )
 
     def result(tool_call_id: str) -> Event:
@@ -288,7 +288,7 @@ def test_results_of_calls_that_ran_side_by_side_name_their_calls(tmp_path: Path)
     log = (
         TurnStartedEvent(turn_id="t"),
         UserMessageEvent(turn_id="t", content="Where?", message_id="m"),
-        *(call("a", "r"), call("b", "r"), call("c", "r")),
+        *(call("a", "r"), call("b", "r"), call("c", "r", "n" * 5_000)),
         AgentErrorEvent(turn_id="t", tool_call_id="b", content="none"),
         UserRejectEvent(turn_id="t", tool_call_id="c", content="no"),
         result("a"),
@@ -299,10 +299,11 @@ def test_results_of_calls_that_ran_side_by_side_name_their_calls(tmp_path: Path)
     said = [line[15:] for line in show(path, "alice").stdout.splitlines()]
     assert [line for line in said if line.startswith(("error", "rejected", "result"))] == [
         "error      find (seq 4): none",
-        "rejected   find (seq 5): no",
+        f"rejected   {'n' * 54}",
         "result     find (seq 3): a",
         "result     d",
     ]
+    assert f"           {'n' * 10}… (and 4,936 characters) (seq 5): no" in said
     assert "result     find (seq 3): a" in show(path, "alice", "--tail", "3").stdout
 
 
