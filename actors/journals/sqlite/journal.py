@@ -105,12 +105,16 @@ def _erase(writer: SQLiteWriter) -> bool:
 def _vacuum(path: Path, busy_wait_s: float, writer: SQLiteWriter) -> int:
     while writer.merge_slice(is_forced=True):
         pass
-    writer.guard.erase()
+    is_emptied = writer.guard.erase()
     before = path.stat().st_size
     # In a connection of its own, since the writer's would make the copy of the file in memory.
     with contextlib.closing(
         open_for_writing(path, synchronous="FULL", busy_wait_s=busy_wait_s)
     ) as connection:
+        if is_emptied:
+            # A connection that begins a log draws its salts at random, unless it has emptied one
+            # itself: then they follow that one's, and the file's stamp fits the new log, too.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         connection.execute("VACUUM")
     writer.guard.erase()
     return before - path.stat().st_size

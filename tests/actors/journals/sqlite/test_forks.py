@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,6 +17,7 @@ import pytest
 from turnkeeper.actors.errors import EventIdConflict, JournalRefused
 from turnkeeper.actors.journal import Claim, Deletion, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.sqlite.file_guard import FileGuard
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.verify import verify
 from turnkeeper.actors.journals.sqlite.writer import SQLiteWriter
@@ -161,6 +164,48 @@ async def test_vacuum_gives_room_back(path: Path) -> None:
         await write(journal, "b", make_record("b2"))
         assert await read_all(journal, "b") == ["b1", "b2"]
     assert verify(path).problems == ()
+
+
+def copy_of(path: Path, folder: str) -> Path:
+    """Copy the file and its log, as a process that is killed now would leave them."""
+    copy = path.parent / folder / path.name
+    copy.parent.mkdir()
+    for end in ("", "-wal"):
+        shutil.copy(f"{path}{end}", f"{copy}{end}")
+    return copy
+
+
+async def test_a_file_whose_owner_was_killed_in_or_after_a_vacuum_is_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vacuum begins a log. It began it with random salts, which no stamp could foresee."""
+    copies: list[Path] = []
+    calls: list[FileGuard] = []
+    erase = FileGuard.erase
+    connect = partial(sqlite3.connect, path, isolation_level=None, check_same_thread=False)
+
+    async with SQLiteJournal(path) as journal:
+        await write(journal, "a", make_record("a1"))
+        with closing(connect()) as reader:
+
+            def erase_beside_reader(guard: FileGuard) -> bool:
+                calls.append(guard)
+                if len(calls) == 2:  # the vacuum is in the log, and the reader keeps it there
+                    reader.execute("BEGIN")
+                    reader.execute("SELECT * FROM event").fetchall()
+                    copies.append(copy_of(path, "killed-in-it"))
+                return erase(guard)
+
+            monkeypatch.setattr(FileGuard, "erase", erase_beside_reader)
+            await journal.vacuum()
+            await write(journal, "a", make_record("a2"))
+            copies.append(copy_of(path, "killed-later"))
+
+    logs = []
+    for copy in copies:
+        async with SQLiteJournal(copy) as journal:
+            logs.append(await read_all(journal, "a"))
+    assert logs == [["a1"], ["a1", "a2"]]
 
 
 async def test_a_vacuum_that_is_refused_does_not_close_the_journal(path: Path) -> None:
