@@ -921,6 +921,9 @@ class SQLiteWriter:
         lock.draft()
         self._execute("BEGIN IMMEDIATE")
         try:
+            if not lock.is_prepared:
+                # Another process may have taken over since, and the one with the lock goes on.
+                lock.check()
             (generation,) = self._execute(
                 "UPDATE journal SET generation = generation + 1, owner = ? RETURNING generation",
                 (lock.owner,),

@@ -209,3 +209,29 @@ async def test_of_two_takeovers_at_once_one_has_the_file(
                     raise AssertionError("entered")
         second._lock.check()
         await second.claim("c")
+
+
+async def test_an_opening_that_a_takeover_overtakes_takes_nothing_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one had the lock and the other the generation: neither could go on."""
+    path = tmp_path / "chats.db"
+    async with anyio.from_thread.BlockingPortal() as portal, AsyncExitStack() as stack:
+        taker = SQLiteJournal(path, takeover=True, address="the taker")
+        opened: list[sqlite3.Connection] = []
+
+        def open_then_taker(*args: object, **options: object) -> sqlite3.Connection:
+            connection = open_for_writing(*args, **options)  # type: ignore[arg-type]
+            opened.append(connection)
+            if len(opened) == 1:
+                portal.start_task_soon(stack.enter_async_context, taker).result()
+            return connection
+
+        monkeypatch.setattr(
+            "turnkeeper.actors.journals.sqlite.journal.open_for_writing", open_then_taker
+        )
+        with pytest.raises(OwnedElsewhere, match="the taker"):
+            async with SQLiteJournal(path):
+                raise AssertionError("entered")
+        taker._lock.check()
+        await taker.claim("c")
