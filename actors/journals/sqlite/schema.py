@@ -371,8 +371,16 @@ def open_for_writing(
             _set_up(connection, path, synchronous)
             _refuse_stale_rows(connection, path)
             if version < SCHEMA_VERSION:
-                _migrate(connection, version)
-                on_migrated()
+                try:
+                    _migrate(connection, version)
+                except sqlite3.Error:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    # During a takeover, another process may have migrated it meanwhile.
+                    if _check(connection, path) < SCHEMA_VERSION:
+                        raise
+                else:
+                    on_migrated()
         return connection
 
 

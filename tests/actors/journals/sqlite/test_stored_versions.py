@@ -14,10 +14,11 @@ from __future__ import annotations
 import gzip
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import get_args
 
+import anyio
 import pytest
 
 from turnkeeper.actors.errors import (
@@ -227,6 +228,30 @@ async def test_an_opening_that_fails_after_the_migration_says_that_the_file_is_m
     with pytest.raises(Unavailable, match="nothing was done"):
         async with failing:
             raise AssertionError("entered")
+
+
+async def test_a_file_that_a_takeover_migrates_meanwhile_is_not_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second migration failed, and the file "is damaged: run `turnkeeper repair`"."""
+    migrate = schema._migrate
+    migrated: list[int] = []
+    async with anyio.from_thread.BlockingPortal() as portal, AsyncExitStack() as stack:
+        taker = SQLiteJournal(path, takeover=True, address="the taker")
+
+        def migrate_after_taker(connection: sqlite3.Connection, version: int) -> None:
+            migrated.append(version)
+            if len(migrated) == 1:
+                portal.start_task_soon(stack.enter_async_context, taker).result()
+            migrate(connection, version)
+
+        monkeypatch.setattr(schema, "_migrate", migrate_after_taker)
+        with pytest.raises(OwnedElsewhere, match="the taker"):
+            async with SQLiteJournal(path):
+                raise AssertionError("entered")
+        await taker.claim("alice")
+    assert len(migrated) == 2
+    assert verify(path).problems == ()
 
 
 async def test_an_owner_refuses_to_read_a_file_that_a_newer_version_took_over(
