@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STDERR = 2
-_UNWRITABLE = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
@@ -46,7 +44,7 @@ def _fill_standard_streams() -> None:
     os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the exit
-    else:
+    elif sys.platform != "win32" or not sys.stderr.isatty():  # a console there takes no bytes
         sys.stderr = io.TextIOWrapper(
             io.BufferedWriter(_Messages(_STDERR, "w", closefd=False)),
             encoding=sys.stderr.encoding,
@@ -66,9 +64,7 @@ class _Messages(io.FileIO):
         try:
             # None if it is set not to wait, and is full: then this piece is dropped.
             return super().write(data) or memoryview(data).nbytes
-        except OSError as error:
-            if error.errno not in _UNWRITABLE:
-                raise
+        except OSError:  # whatever it is: a connection that was reset, or a disk that is gone
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)

@@ -7,6 +7,7 @@ import os
 import pty
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -183,7 +184,24 @@ def test_output_that_nobody_takes_has_an_exit_status_of_its_own(
 
 @contextmanager
 def unwritable(lost: str) -> Iterator[IO[bytes]]:
-    """Give an output whose reader has left, whose disk is full, or a full pipe that never waits."""
+    """Give an output whose reader has left, whose disk is full, or a full pipe that never waits.
+
+    Or a connection that was reset, or a file that is open only for reading.
+    """
+    if lost == "mode":
+        with Path(os.devnull).open("rb", buffering=0) as read_only:
+            yield read_only
+        return
+    if lost == "connection":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            errors = socket.create_connection(server.getsockname())
+            there, _ = server.accept()
+            # Closed so, it is reset.
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            there.close()
+        with errors, errors.makefile("wb", buffering=0) as stream:
+            yield stream
+        return
     if lost == "disk":
         with Path("/dev/full").open("wb", buffering=0) as full:
             yield full
@@ -199,7 +217,7 @@ def unwritable(lost: str) -> Iterator[IO[bytes]]:
         yield pipe
 
 
-@pytest.mark.parametrize("lost", ["reader", "disk", "room"])
+@pytest.mark.parametrize("lost", ["reader", "disk", "room", "connection", "mode"])
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -417,7 +435,6 @@ def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_made(
 _WRITING = """
 import signal, sys
 from pathlib import Path
-from typing import IO
 from turnkeeper.actors.cli._journal_jobs import _opened_whole
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
