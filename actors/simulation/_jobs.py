@@ -12,7 +12,6 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -116,8 +115,14 @@ def _serve(
         signal.signal(number, signal.SIG_IGN)  # the parent ends the campaign
     for other in others:  # a fork has the parent's ends, too, and would keep them open
         other.close()
-    with suppress(BrokenPipeError):  # the parent was killed, and no one waits for the reports
-        run(block, there.send)
+
+    def report(results: C) -> None:
+        try:
+            there.send(results)
+        except BrokenPipeError:  # the parent was killed, and no one waits for the reports
+            raise SystemExit from None
+
+    run(block, report)
 
 
 def trace_of(traces: Sequence[str]) -> str:

@@ -235,6 +235,18 @@ def test_a_job_whose_parent_was_killed_ends_without_a_traceback() -> None:
     assert job.exitcode == 0
 
 
+@pytest.mark.alone
+def test_a_broken_pipe_of_a_world_is_not_the_end_of_its_block() -> None:
+    """It was taken for the loss of the parent: the seeds were left out, and the campaign passed."""
+
+    def run(_: Block, report: Callable[[str], None]) -> None:
+        report("begun")
+        raise BrokenPipeError
+
+    with pytest.raises(RuntimeError, match="died, with its seeds"):
+        list(run_blocks([(0, 1), (1, 1)], run, is_over=lambda _: False))
+
+
 @pytest.mark.parametrize(("seeds", "jobs"), [(10, 3), (2, 5), (1, 1), (None, 3)])
 def test_each_seed_is_dealt_to_one_job(seeds: int | None, jobs: int) -> None:
     dealt = blocks(7, seeds, jobs)
