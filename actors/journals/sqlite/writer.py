@@ -96,6 +96,7 @@ from .log import (
 from .misreads import is_corrupt, refuse_unreadable
 from .owner_lock import OwnerLock
 from .schema import error_code, has_no_file_left, is_damage, log_bytes
+from .schema import is_log_stamped as fits_stamp
 
 T = TypeVar("T")
 
@@ -244,6 +245,10 @@ class SQLiteWriter:
         # No other process adds rows as long as the generation is ours. The newest rows may have
         # been deleted since the index looked at them.
         self._last_id = self._own(lock)
+        if lock.taken_from is not None:
+            # Until the generation rose, the holder may have emptied the log. Then the next one has
+            # begun with random salts.
+            is_log_stamped = is_log_stamped and fits_stamp(path)
         self.guard = FileGuard(path, connection, is_log_stamped=is_log_stamped)
         self._checked_at = self._erases_at = ports.monotonic()
         connection.executescript(_INCOMING.replace("{generation}", str(self._generation)))

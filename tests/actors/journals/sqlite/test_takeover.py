@@ -235,3 +235,29 @@ async def test_an_opening_that_a_takeover_overtakes_takes_nothing_from_it(
                 raise AssertionError("entered")
         taker._lock.check()
         await taker.claim("c")
+
+
+async def test_a_takeover_of_a_log_that_its_owner_empties_meanwhile_stamps_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a reader it did not: after a crash, the next opening took the log for another's."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path, poll_s=3600) as first:
+        await first.claim("c")
+        with closing(
+            sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        ) as reader:
+
+            def open_then_empty(*args: object, **options: object) -> sqlite3.Connection:
+                connection = open_for_writing(*args, **options)  # type: ignore[arg-type]
+                assert reader.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+                reader.execute("BEGIN")
+                reader.execute("SELECT * FROM conversation").fetchall()
+                return connection
+
+            monkeypatch.setattr(
+                "turnkeeper.actors.journals.sqlite.journal.open_for_writing", open_then_empty
+            )
+            with pytest.raises(JournalRefused, match="has been reading it since before"):
+                async with SQLiteJournal(path, takeover=True, busy_wait_s=0):
+                    raise AssertionError("entered")
