@@ -523,6 +523,12 @@ class SQLiteJournal(DatabaseJournal):
         left = log_bytes(self._path)  # of an owner that did not close it, or beside a reader
         self._allow_for_log(self._writer, left)
         is_stamped = is_log_stamped(self._path)
+        if self._lock.is_prepared and not self._path.exists():
+            # Only who has the lock may make it: two would make it at once, in the same place.
+            raise JournalUnavailable(
+                f"{self._path} cannot be taken over: its owner has not made it yet, or it was "
+                "deleted; nothing was changed; try again, or stop its owner"
+            )
         connection = open_for_writing(
             self._path,
             synchronous=self._synchronous,

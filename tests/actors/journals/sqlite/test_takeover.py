@@ -261,3 +261,20 @@ async def test_a_takeover_of_a_log_that_its_owner_empties_meanwhile_stamps_the_n
             with pytest.raises(JournalRefused, match="has been reading it since before"):
                 async with SQLiteJournal(path, takeover=True, busy_wait_s=0):
                     raise AssertionError("entered")
+
+
+async def test_a_file_that_its_owner_is_making_is_not_made_by_a_takeover_too(
+    tmp_path: Path,
+) -> None:
+    """Both wrote to one `chats.db-new`, and what they left was refused from then on."""
+    path = tmp_path / "chats.db"
+    holder = OwnerLock(path, "holder")
+    holder.try_acquire()
+    with pytest.raises(JournalUnavailable, match="its owner has not made it yet"):
+        async with SQLiteJournal(path, takeover=True):
+            raise AssertionError("entered")
+    holder.check()
+    assert files_of(tmp_path) == {"chats.db-owner"}
+    holder.release()
+    async with SQLiteJournal(path, takeover=True) as journal:
+        await journal.claim("c")
