@@ -428,7 +428,7 @@ class Conversation:
         Each names what the model was asked: `(await conversation.at(step.view_seq)).view` is the
         view that it saw. Raises `ConversationNotFound`.
         """
-        found = [step_of(logged) async for logged in self.events(live=False)]
+        found = [step_of(logged) async for logged in self._whole_log()]
         return [step for step in found if step is not None]
 
     async def rejections(self) -> Sequence[Rejection]:
@@ -677,6 +677,10 @@ class Conversation:
             f"{_READINGS_MAX} readings of its log; read again"
         )
 
+    def _whole_log(self) -> EventReader:
+        """Iterate over all events, whichever event the handle expects."""
+        return self._setup.subscriptions.read(self.conversation_id, after=0, live=False)
+
     async def _as_first_answered(self, sent: Sent) -> Sent:
         """Return the answer that the first `send` of this chat message got, read from the log."""
         name, events = self.conversation_id, list[Event]()
@@ -704,7 +708,7 @@ class Conversation:
         """
         left: dict[str, UserMessageEvent] = {}
         taken: tuple[UserMessageEvent, ...] = ()
-        async for logged in self.events(live=False):
+        async for logged in self._whole_log():
             event = logged.event
             if is_chat_message(event) and event.turn_id == turn_id:
                 left[event.id] = event

@@ -237,6 +237,22 @@ async def test_an_event_whose_id_was_given_is_another_one_in_a_log_begun_anew() 
         await conversations.delete("c", **meant, at_us=new)
 
 
+async def test_all_of_the_log_is_read_by_calls_whose_handle_expects_an_event() -> None:
+    """An undo that was sent again was refused, as if its caller had asked to read from 0 on."""
+    agent = HeldAgent()
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = await begun(conversations)
+        last = [logged async for logged in chat.events(live=False)][-1]
+        turn = await chat.send("B")
+        await turn.end()
+        expecting = chat.expecting(seq=last.seq, event_id=last.event.id)
+
+        assert await expecting.steps() == await chat.steps()
+        taken = await expecting.undo(turn.turn_id)
+        assert [message.content for message in taken] == ["B"]
+        assert await expecting.undo(turn.turn_id) == taken
+
+
 async def test_what_cannot_be_expected_is_refused() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         faulty: tuple[dict[str, Any], ...] = (
