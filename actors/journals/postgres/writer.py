@@ -228,13 +228,14 @@ _CLAIMS = {
 }
 
 
-# Locked in the order of the names, as claims are: two processes never wait for each other.
+# Locked in the order of the names, as claims are: two processes never wait for each other. Claims
+# are sorted here, by code points, and the database may have the rules of a language.
 _RELEASE = b"""
     WITH released AS (
         SELECT c.id FROM unnest(%(names)s::text[], %(epochs)s::numeric[]) AS r(name, epoch)
         JOIN conversation c USING (name)
         WHERE c.epoch = r.epoch AND c.owner = %(node)s
-        ORDER BY name FOR UPDATE OF c
+        ORDER BY name COLLATE "C" FOR UPDATE OF c
     )
     UPDATE conversation c SET owner = NULL FROM released WHERE c.id = released.id
 """

@@ -52,7 +52,7 @@ from turnkeeper.actors.journals.postgres.connections import BoundedConnection, N
 from turnkeeper.actors.journals.postgres.log import empty_tail, read_records
 from turnkeeper.actors.journals.postgres.presence import CHANNEL, payload_of
 from turnkeeper.actors.journals.postgres.schema import SCHEMA_VERSION
-from turnkeeper.actors.journals.postgres.writer import PostgresWriter, _Statement
+from turnkeeper.actors.journals.postgres.writer import _RELEASE, PostgresWriter, _Statement
 from turnkeeper.actors.journals.shared.append_rules import Append
 from turnkeeper.actors.journals.shared.log_watch import mark_of
 from turnkeeper.runtime import Ports
@@ -193,6 +193,20 @@ async def test_releases_that_wait_together_are_one_statement_and_each_counts_alo
             await other.claim(kept)
         with pytest.raises(OwnedElsewhere):
             await journal.claim(moved)
+
+
+async def test_releases_lock_in_the_order_of_claims_whatever_language_the_database_has(
+    schema: str,
+) -> None:
+    """Under `en_US`, "a" sorts before "B": releases and takeovers ended in deadlocks."""
+    async with make_journal(schema):
+        pass
+    with psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as connection:
+        values = {"names": ["B", "a"], "epochs": [1, 1], "node": 1}
+        plan = connection.execute(b"EXPLAIN " + _RELEASE, values).fetchall()
+
+    (order,) = [line.strip() for (line,) in plan if "Sort Key" in line]
+    assert order.endswith('COLLATE "C"')
 
 
 async def test_a_log_that_is_deleted_between_the_statements_of_a_read_is_not_taken_for_damaged(
