@@ -54,6 +54,7 @@ from ._supervision import (
     check_kind,
     check_number,
     check_seconds,
+    check_whole,
     leaves,
 )
 from ._supervisor import Supervisor
@@ -257,7 +258,7 @@ class Runtime:
         children of each actor, the idle ones last; the others are only counted, in `left_out`.
         """
         if limit is not None:
-            check_number("limit", limit, "1 or more", least=1)
+            check_whole("limit", limit)
         return take_tree(self._system, self._root, sys.maxsize if limit is None else limit)
 
     def portal(self) -> Portal:

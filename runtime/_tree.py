@@ -174,7 +174,7 @@ def _busy_first(children: Collection[Child]) -> Iterator[Child]:
     """Yield the children that are no idle actors, then the others."""
     idle = []
     for child in children:
-        if isinstance(child, Cell) and child.at_rest:
+        if isinstance(child, Cell) and child.is_idle:
             idle.append(child)
         else:
             yield child

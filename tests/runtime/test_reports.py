@@ -340,17 +340,23 @@ async def test_a_tree_with_a_limit_leaves_idle_actors_out_first_and_counts_them(
             await region[f"{number}"].ask(Get())
         gate = await block(region["7"])
 
+        async def start_effect(actor: Actor) -> None:  # as a conversation does for a turn
+            actor.context.start_effect(gate.wait, name="turn")
+
+        await region["5"].ask(Run(start_effect))
+
         def shown(limit: int) -> tuple[Sequence[str], int]:
             (many,) = runtime.tree(limit=limit).actors
             return [actor.name for actor in many.children], many.left_out
 
-        assert shown(3) == (["many/7", "many/0", "many/1"], 7)
+        assert shown(3) == (["many/5", "many/7", "many/0"], 7)
         assert shown(10) == ([f"many/{number}" for number in range(10)], 0)
         assert "7 of its children left out" in str(runtime.tree(limit=3))
         runtime.spawn(Counter, name="beside")
         assert runtime.tree(limit=1).left_out == 1
-        with pytest.raises(ValueError, match="limit is 0; it takes 1 or more"):
-            runtime.tree(limit=0)
+        for limit in (0, 1.5):
+            with pytest.raises(ValueError, match=f"limit is {limit}; it takes a whole number"):
+                runtime.tree(limit=limit)  # type: ignore[arg-type]
         gate.set()
 
 

@@ -10,7 +10,7 @@ const EVERY_MS = 1_000;
 export class Runtime extends HTMLElement {
   #self;
   #actors = []; // [actor, depth in the tree, path], parents before children
-  #leftOut = 0; // how many more there are, idle ones first
+  #leftOut = 0; // how many more there are, the idle ones before others
   #before = new Map(); // path → handled, at the look before
   #lookedAt = 0;
   #rates = new Map();
@@ -90,7 +90,7 @@ export class Runtime extends HTMLElement {
     const all = plural(this.#actors.length + this.#leftOut, "actor");
     this.#sum.textContent = this.#leftOut === 0
       ? `${all}, ${plural(waiting, "message")} waiting`
-      : `${number(this.#actors.length)} of ${all}, idle ones left out, ${plural(waiting, "message")} waiting for them`;
+      : `${number(this.#actors.length)} of ${all}, the busy ones first, ${plural(waiting, "message")} waiting for them`;
     this.#rows.count = this.#actors.length;
     this.#rows.active = this.#actors.findIndex(([, , path]) => path === this.#chosen);
     this.#rows.refresh();
