@@ -52,6 +52,9 @@ class Drain:
     active: set[str] = field(default_factory=set)
     """The conversations that were active since it began."""
     interrupted: set[str] = field(default_factory=set)
+    are_all_told: bool = False
+    """True once each owner was told to leave, or had left; after a cancellation, the region goes on
+    to stop, and answers no further `Leave`."""
     # Held by the call that hands over. A second one, beside it, would tell owners to leave that
     # have left, and take that for turns that it could not end.
     handing_over: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
@@ -84,6 +87,16 @@ async def _hand_over(
     region: Region[Command | Query], subscriptions: Subscriptions, drain: Drain, ports: Ports
 ) -> Drained:
     drain.active.update(region.active)
+    if not drain.are_all_told:
+        await _tell_all(region, drain, ports)
+        drain.are_all_told = True
+    await region.stop("its process was drained", refusal=Draining)
+    subscriptions.end_live()
+    return Drained(len(drain.active), tuple(sorted(drain.interrupted)))
+
+
+async def _tell_all(region: Region[Command | Query], drain: Drain, ports: Ports) -> None:
+    """Wait for owners to come to rest while the grace lasts, and tell the others to leave."""
     while True:
         await _at_once(region.passivate, region.active)
         left_s = drain.until - ports.loop_time()
@@ -100,9 +113,6 @@ async def _hand_over(
             log_unavailable("turn not ended", error, conversation=conversation_id)
 
     await _at_once(leave, region.active)
-    await region.stop("its process was drained", refusal=Draining)
-    subscriptions.end_live()
-    return Drained(len(drain.active), tuple(sorted(drain.interrupted)))
 
 
 async def _at_once(do: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:

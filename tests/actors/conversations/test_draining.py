@@ -543,6 +543,39 @@ async def test_a_drain_that_is_cancelled_can_be_called_again() -> None:
     assert world.drained == [Drained(released=1, interrupted=("c",))]
 
 
+async def test_a_drain_that_is_cancelled_while_its_owners_end_is_ended_by_the_next_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It told owners that were ending to leave: the log said that their turns had not ended."""
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    names = [f"c{n}" for n in range(20)]
+    async with world.process() as here:
+        for name in names:
+            await here[name].send("A")
+        region = here._open_region()
+        calling = anyio.CancelScope()
+
+        async def first() -> None:
+            with calling:
+                await here.drain(0.0)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(first)
+            while not region._is_closed:
+                await anyio.lowlevel.checkpoint()
+            assert region.active
+            calling.cancel()
+            group.start_soon(here.drain, 0.0)
+        drained = await here.drain(0.0)
+        for name in names:
+            assert (await log_of(here[name], all_kinds=True))[-1] == "interrupted"
+
+    assert drained == Drained(released=20, interrupted=tuple(sorted(names)))
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("grace_s", [-1.0, float("inf"), float("nan"), cast("Any", "5")])
 async def test_a_grace_that_makes_no_sense_is_refused(grace_s: float) -> None:
     async with World(HeldAgent()).process() as here:
