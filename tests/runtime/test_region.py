@@ -136,17 +136,18 @@ async def test_many_actors_are_stopped_without_stopping_the_loop() -> None:
 
     async with Runtime() as runtime, anyio.create_task_group() as group:
         region = runtime.region("counters", counters)
-        for number in range(2 * ORDERED_AT_ONCE + 1):
+        for number in range(4 * ORDERED_AT_ONCE):
             await region[str(number)].tell(Add())
         await settle()
+        active.append(len(region.active))
         group.start_soon(watch, region)
-        await anyio.lowlevel.checkpoint()
         await region.stop()
-        await anyio.lowlevel.checkpoint()
+        active.append(len(region.active))
         group.cancel_scope.cancel()
 
     assert active[-1] == 0
-    assert max(before - after for before, after in pairwise(active)) == ORDERED_AT_ONCE
+    # trio runs the tasks of a pass in any order: two parts may come between two looks.
+    assert max(before - after for before, after in pairwise(active)) <= 2 * ORDERED_AT_ONCE
 
 
 async def test_past_active_max_the_one_that_is_idle_longest_goes() -> None:
