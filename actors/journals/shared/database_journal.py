@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class LogReader(Protocol):
-    """The reads of a database, each in one transaction; they run in the reading thread."""
+    """The reads of a database, each as of one moment; they run in the reading thread."""
 
     def read(
         self, name: str, after: int, limit: int, bytes_max: int, /
