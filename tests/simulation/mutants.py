@@ -748,7 +748,7 @@ PROMISES = [
     Mutant(
         "the readers of a process that was drained wait on",
         draining,
-        "hand_over",
+        "_hand_over",
         "subscriptions.end_live()",
         "pass",
         options=_REPLACED,
@@ -756,7 +756,7 @@ PROMISES = [
     Mutant(
         "a turn that cannot be resumed outlasts the grace",
         draining,
-        "hand_over",
+        "_tell_all",
         "if left_s <= 0 or not region.active:",
         "if not region.active:",
         options=_REPLACED,
