@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -184,12 +185,15 @@ async def test_other_tasks_run_while_many_actors_are_made_into_an_answer() -> No
             taking, tree = count_calls(conversations.runtime.tree)
             many, length = await most_calls(client, "GET", f"runtime/tree?limit={10 * ROWS}")
             await add_actors(ROWS)
+            taking_more, _ = count_calls(partial(conversations.runtime.tree, limit=ROWS))
             more, _ = await most_calls(client, "GET", f"runtime/tree?limit={10 * ROWS}")
 
     assert str(tree).count("actor-") == ROWS
     assert length > 100 * ROWS
     assert many <= few + taking + MORE_CALLS_MAX
-    assert more <= many + MORE_CALLS_MAX, "what is left out is only counted"
+    # Not with `many`: on trio, the pass that takes the tree may be the last, which none counts.
+    assert taking_more <= taking + MORE_CALLS_MAX, "what is left out is only counted"
+    assert more <= few + taking_more + MORE_CALLS_MAX
 
 
 def count_calls(function: Callable[[], T]) -> tuple[int, T]:
