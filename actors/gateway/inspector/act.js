@@ -3,7 +3,7 @@
 import { askBlob, placeOf } from "./api.js";
 import { textView } from "./detail.js";
 import { h, show } from "./dom.js";
-import { asJson, number, oneLine, plural } from "./format.js";
+import { asJson, kindName, number, oneLine, plural } from "./format.js";
 
 const POLICIES = [
   ["", "the server's default"], ["queue", "queue: wait for its turn"], ["interrupt", "interrupt the running turn"],
@@ -36,8 +36,8 @@ export class Act extends HTMLElement {
   connectedCallback() {
     if (!this.firstChild) {
       this.tabIndex = 0;
-      this.setAttribute("role", "region");
-      this.setAttribute("aria-label", "Act");
+      this.role = "region";
+      this.ariaLabel = "Act";
       if (this.#options.isReadOnly) {
         this.append(card("This server only reads", h("p.quiet", "It reads the journal of another process. To send or to fork, open the inspector of that process.")));
       } else {
@@ -279,7 +279,7 @@ export class Act extends HTMLElement {
     try {
       const { rejections } = await this.#log.ask("/rejections");
       show(this.#refused, rejections.length ? h("ul", rejections.slice(-50).map((one) => h("li",
-        h("b", one.violation.replaceAll("_", " ")), ` ${one.reason}`)))
+        h("b", kindName(one.violation)), ` ${one.reason}`)))
         : h("p.quiet", "None."));
     } catch (problem) {
       show(this.#refused, h("p.outcome.bad", problem.message));

@@ -48,9 +48,7 @@ function unescaped(part) {
 /** Return an id as a path segment. */
 export function toPath(id) {
   if (PLAIN.test(id) && id !== "." && id !== "..") return id;
-  const bytes = new TextEncoder().encode(id);
-  let binary = "";
-  for (const byte of bytes) binary += String.fromCharCode(byte);
+  const binary = String.fromCharCode(...new TextEncoder().encode(id));
   return `~${btoa(binary).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`;
 }
 
@@ -84,22 +82,19 @@ async function fetched(path, { method = "GET", query = {}, body, headers = {}, s
   const sent = { Accept: "application/json", ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;
   if (method !== "GET") sent["Content-Type"] = "application/json";
-  let reply;
-  try {
-    reply = await fetch(address, {
-      method,
-      headers: sent,
-      body: method === "GET" ? undefined : JSON.stringify(body ?? {}),
-      signal,
-      cache: "no-store",
-      credentials: "omit",
-      redirect: "error",
-    });
-  } catch (error) {
+  const reply = await fetch(address, {
+    method,
+    headers: sent,
+    body: method === "GET" ? undefined : JSON.stringify(body ?? {}),
+    signal,
+    cache: "no-store",
+    credentials: "omit",
+    redirect: "error",
+  }).catch((error) => {
     if (error.name === "AbortError") throw error;
     note(false);
     throw new Problem(0, { type: "unreachable", title: "the server does not answer" });
-  }
+  });
   note(true);
   if (reply.ok) return reply;
   const facts = await reply.json().catch(() => ({}));
@@ -152,7 +147,7 @@ function parse(block) {
     const at = line.indexOf(":");
     const name = at < 0 ? line : line.slice(0, at);
     const value = at < 0 ? "" : line.slice(at + 1).replace(/^ /, "");
-    if (name === "event" || name === "id" || name === "data") found[name] = value;
+    if (Object.hasOwn(found, name)) found[name] = value;
   }
   return found.data ? { ...found, data: JSON.parse(found.data) } : null;
 }
@@ -196,10 +191,7 @@ export async function* follow(path, { query = {}, signal, after }) {
 /** Wait; ends early when the signal aborts. */
 export function pause(ms, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => {
-      clearTimeout(timer);
-      resolve();
-    }, { once: true });
+    setTimeout(resolve, ms);
+    signal?.addEventListener("abort", resolve, { once: true });
   });
 }

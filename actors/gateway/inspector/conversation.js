@@ -1,7 +1,7 @@
 // A conversation: its facts, and its views as tabs. All views share one log.
 
 import { empty, h, reading, show } from "./dom.js";
-import { number, plural } from "./format.js";
+import { kindName, number, plural } from "./format.js";
 import { Log } from "./log.js";
 import { LogView } from "./logview.js";
 import { Travel } from "./travel.js";
@@ -92,10 +92,10 @@ export class Conversation extends HTMLElement {
       h("h1", facts.title || this.conversationId),
       h("div.about",
         facts.title && h("span.mono", this.conversationId),
-        facts.status && h("span", { class: `chip ${facts.status}` }, facts.status.replaceAll("_", " ")),
+        facts.status && h("span", { class: `chip ${facts.status}` }, kindName(facts.status)),
         h("span.mono", `seq ${number(this.#log.head)}`),
         h("span", plural(this.#log.turns.length, "turn")),
-        facts.queued ? h("span", `${facts.queued} queued`) : null,
+        facts.queued > 0 && h("span", `${facts.queued} queued`),
         facts.owner && h("span", `of ${facts.owner}`),
         Object.entries(facts.labels ?? {}).map(([name, value]) => h("span.chip.bare", value ? `${name}: ${value}` : name)),
         parent?.id && h("span", "fork of ", h("a", { href: placeOf(parent.id, "log", parent.seq) }, `${parent.id} at ${parent.seq}`)),

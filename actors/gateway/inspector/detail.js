@@ -19,8 +19,8 @@ export class Detail extends HTMLElement {
   }
 
   async connectedCallback() {
-    this.setAttribute("role", "region");
-    this.setAttribute("aria-label", `Event ${this.#seq}`);
+    this.role = "region";
+    this.ariaLabel = `Event ${this.#seq}`;
     const body = h("div.detail-body", { tabindex: 0 }, h("p.quiet", "Reading…"));
     this.append(
       h("div.detail-head",

@@ -4,14 +4,14 @@ const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
-    if (value === undefined || value === null || value === false) continue;
+    if ((value ?? false) === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(element.dataset, value);
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
     else if (Array.isArray(value)) element.classList.add(...value.filter(Boolean));
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(3).filter((child) => (child ?? false) !== false));
   return element;
 }
 
@@ -24,7 +24,7 @@ export function h(tag, ...children) {
   const [name, ...classes] = tag.split(".");
   const element = document.createElement(name);
   if (classes.length) element.className = classes.join(" ");
-  const isPlain = children.length && children[0] && Object.getPrototypeOf(children[0]) === Object.prototype;
+  const isPlain = children[0]?.constructor === Object;
   return fill(element, isPlain ? children.shift() : {}, children);
 }
 

@@ -61,16 +61,18 @@ export function plainText(content) {
 
 const call = (event) => `${event.tool_name}(${oneLine(asJson(event.arguments ?? {}), 160)})`;
 
+const said = (event) => oneLine(event.content);
+
 const WORDS = {
   __proto__: null, // an unknown kind may have any name, "constructor" too
-  system_prompt: (event) => oneLine(event.content),
-  user_message: (event) => oneLine(event.content),
+  system_prompt: said,
+  user_message: said,
   agent_message: (event) => oneLine(event.content) + (event.interrupted ? " (cut off)" : ""),
   action: call,
-  observation: (event) => oneLine(event.content),
-  agent_error: (event) => oneLine(event.content),
+  observation: said,
+  agent_error: said,
   user_reject: (event) => oneLine(event.content) || "rejected",
-  condensation_summary: (event) => oneLine(event.content),
+  condensation_summary: said,
   condensation: (event) =>
     `forgets ${plural(event.cut?.forgotten_event_ids ?? event.forgotten_event_ids.length, "event")}` +
     (event.summary ? `: ${oneLine(event.summary)}` : ""),

@@ -10,12 +10,7 @@ const POLL_MS = 2_000;
 const STATUSES = [
   ["", "any status"],
   ["waiting_for_confirmation", "waits for a confirmation"],
-  ["running", "running"],
-  ["paused", "paused"],
-  ["error", "error"],
-  ["stuck", "stuck"],
-  ["finished", "finished"],
-  ["idle", "idle"],
+  ...["running", "paused", "error", "stuck", "finished", "idle"].map((status) => [status, status]),
 ];
 
 export class ConversationList extends HTMLElement {
@@ -38,8 +33,8 @@ export class ConversationList extends HTMLElement {
 
   connectedCallback() {
     if (this.firstChild) return;
-    this.setAttribute("role", "region");
-    this.setAttribute("aria-label", "Conversations");
+    this.role = "region";
+    this.ariaLabel = "Conversations";
     this.append(
       h("h1.hidden-text", "Conversations"),
       h("div.list-search", this.#input, this.#status),
@@ -68,7 +63,7 @@ export class ConversationList extends HTMLElement {
   #nameSearch(searches) {
     this.#searches = searches;
     this.#input.placeholder = searches ? "Words or ids…" : "Ids…";
-    this.#input.setAttribute("aria-label", searches ? "Words, or ids that begin with" : "Ids that begin with");
+    this.#input.ariaLabel = searches ? "Words, or ids that begin with" : "Ids that begin with";
   }
 
   select(id) {
@@ -130,7 +125,7 @@ export class ConversationList extends HTMLElement {
   async #hits({ prefix: words, status }, signal) {
     const hits = [];
     try {
-      for (let cursor; cursor !== null && hits.length < 100;) { // as above
+      for (let cursor; cursor !== null && hits.length < 100;) {
         const page = await ask("search", { query: { words, status, limit: 100, cursor }, signal });
         hits.push(...page.hits);
         cursor = page.cursor;

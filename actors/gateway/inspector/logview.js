@@ -17,8 +17,7 @@ const NAMES = {
   agent_error: "no result", user_reject: "rejected", message_queued: "waits",
 };
 
-const RESULTS = new Set(["observation", "agent_error", "user_reject"]);
-const CALL_BACK_MAX = 100; // the rows before a result among which its call is looked for
+const CALL_BACK_MAX = 100; // the rows in which a result's call is looked for
 
 export class LogView extends HTMLElement {
   #log;
@@ -212,7 +211,7 @@ export class LogView extends HTMLElement {
         h("div.who",
           h("b", event?.author ?? (event?.is_error ? "error" : NAMES[kind] ?? kindName(kind))),
           event && this.#overlapWords(event, seq),
-          event && RESULTS.has(kind) && this.#callOf(event.tool_call_id, seq),
+          kind !== "action" && event?.tool_call_id && this.#callOf(event.tool_call_id, seq),
           event?.interrupted && h("span.tag", "cut off"),
           left && h("span.tag", `${left.how} at ${left.at}`),
           h("span.seq", String(seq))),
@@ -227,7 +226,7 @@ export class LogView extends HTMLElement {
   #callOf(toolCallId, seq) {
     for (let at = seq - 1; at > 0 && seq - at <= CALL_BACK_MAX; at--) {
       const call = this.#log.kindOf(at) === "action" && this.#log.row(at)?.event;
-      if (call && call.tool_call_id === toolCallId) return h("span", `of ${oneLine(call.tool_name, 64)}, seq ${at}`);
+      if (call?.tool_call_id === toolCallId) return h("span", `of ${oneLine(call.tool_name, 64)}, seq ${at}`);
     }
     return null;
   }

@@ -84,8 +84,7 @@ class Inspector extends HTMLElement {
     this.#main.dataset.page = name;
     for (const [each, link] of Object.entries(this.#links)) {
       const isHere = each === name || (each === "list" && name === "conversation");
-      if (isHere) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      link.ariaCurrent = isHere ? "page" : null;
     }
     if (name === "conversation") {
       const conversation = fromPath(id);

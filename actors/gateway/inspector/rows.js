@@ -39,13 +39,13 @@ export class Rows extends HTMLElement {
     this.#guess = guess;
     this.#sticks = sticks;
     this.#render = render;
-    this.setAttribute("aria-label", label);
+    this.ariaLabel = label;
   }
 
   connectedCallback() {
     if (!this.#space.parentNode) {
       this.append(this.#space);
-      this.setAttribute("role", "listbox");
+      this.role = "listbox";
       this.tabIndex = 0;
       const draw = eachFrame(() => this.#draw());
       this.addEventListener("scroll", () => {
@@ -80,7 +80,7 @@ export class Rows extends HTMLElement {
       this.#sum();
     }
     for (const [index, row] of this.#shown) if (index >= count) this.#drop(index, row);
-    for (const row of this.#shown.values()) row.setAttribute("aria-setsize", count);
+    for (const row of this.#shown.values()) row.ariaSetSize = count;
     if (this.#active >= count) this.#active = -1;
     this.#draw();
     if (this.#sticks && this.#isAtEnd) this.toEnd();
@@ -267,10 +267,9 @@ export class Rows extends HTMLElement {
     const row = this.#shown.get(index);
     if (row) {
       row.classList.toggle("is-active", isActive);
-      row.setAttribute("aria-selected", String(isActive));
+      row.ariaSelected = isActive;
     }
-    if (isActive && index >= 0) this.setAttribute("aria-activedescendant", `${this.#name}-${index}`);
-    else if (isActive) this.removeAttribute("aria-activedescendant");
+    if (isActive) this.setAttribute("aria-activedescendant", index < 0 ? "" : `${this.#name}-${index}`);
   }
 
   /** Make a row the active one, because a person chose it. */
@@ -305,7 +304,7 @@ export class Rows extends HTMLElement {
   }
 }
 
-function clamp(value, low, high) {
+export function clamp(value, low, high) {
   return Math.max(low, Math.min(high, value));
 }
 

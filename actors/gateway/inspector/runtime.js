@@ -17,8 +17,8 @@ export class Runtime extends HTMLElement {
   #rows = new Rows({ height: 28, label: "Actors", render: (index) => this.#render(index) });
   #side = h("aside", { "aria-label": "Numbers", tabindex: 0 });
   #sum = h("span.rest");
-  #end = null;
-  #chosen = null;
+  #end;
+  #chosen;
   #rejections = h("section", { "aria-label": "Rejections" });
 
   constructor(self) {
@@ -87,10 +87,8 @@ export class Runtime extends HTMLElement {
 
   #show(tree, letters) {
     const waiting = this.#actors.reduce((sum, [actor]) => sum + actor.mailbox_depth, 0);
-    const all = plural(this.#actors.length + this.#leftOut, "actor");
-    this.#sum.textContent = this.#leftOut === 0
-      ? `${all}, ${plural(waiting, "message")} waiting`
-      : `${number(this.#actors.length)} of ${all}, the busy ones first, ${plural(waiting, "message")} waiting for them`;
+    const all = this.#leftOut ? ` of ${number(this.#actors.length + this.#leftOut)}, the busy ones first` : "";
+    this.#sum.textContent = `${plural(this.#actors.length, "actor")}${all}, ${plural(waiting, "message")} waiting`;
     this.#rows.count = this.#actors.length;
     this.#rows.active = this.#actors.findIndex(([, , path]) => path === this.#chosen);
     this.#rows.refresh();

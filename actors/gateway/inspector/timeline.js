@@ -1,6 +1,5 @@
-// The timeline: a lane for each turn, with a bar for each thing that took time in it. Bars that
-// overlap in time have rows of their own. The axis spans the turns in sight (or the one that was
-// opened); time in which nothing ran is cut out, and the cut is marked.
+// The timeline: a lane for each turn, with a bar for each thing that took time in it. The axis spans
+// the turns in sight, or the one that was opened, without the time in which nothing ran.
 
 import { placeOf } from "./api.js";
 import { eachFrame, empty, h, show, svg, whenQuiet } from "./dom.js";
@@ -181,7 +180,7 @@ export class Timeline extends HTMLElement {
     }
     this.#svg.setAttribute("width", width);
     this.#svg.setAttribute("height", height);
-    this.#svg.setAttribute("aria-label", `Turns ${first + 1} to ${last + 1} of ${turns.length} over time`);
+    this.#svg.ariaLabel = `Turns ${first + 1} to ${last + 1} of ${turns.length} over time`;
     show(this.#svg, patterns(), svg("clipPath", { id: "tl-plot" }, box("", left, AXIS, width - left, height)),
       lanes.map((lane) => lane.ground),
       this.#grid(axis, left, height),
@@ -492,14 +491,14 @@ function packed(bars) {
 }
 
 function patterns() {
-  const hatch = (id, colour) => svg("pattern", { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-    svg("rect", { width: 6, height: 6, fill: "var(--surface)" }), svg("rect", { width: 2.5, height: 6, fill: colour }));
-  return svg("defs", {}, hatch("tl-hatch-wait", "var(--wait)"), hatch("tl-hatch-quiet", "var(--line-strong)"), hatch("tl-hatch-idle", "var(--line)"), hatch("tl-hatch-user", "var(--user)"));
+  const hatch = (name, colour) => svg("pattern", { id: `tl-hatch-${name}`, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { width: 6, height: 6, fill: "var(--surface)" }), svg("rect", { width: 2.5, height: 6, fill: `var(--${colour})` }));
+  return svg("defs", {}, hatch("wait", "wait"), hatch("quiet", "line-strong"), hatch("idle", "line"), hatch("user", "user"));
 }
 
 function niceStep(ms) {
-  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000];
-  return steps.find((step) => step >= ms) ?? Math.ceil(ms / 3_600_000) * 3_600_000;
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 15e3, 3e4, 6e4, 12e4, 3e5, 6e5, 18e5, 36e5];
+  return steps.find((step) => step >= ms) ?? Math.ceil(ms / 36e5) * 36e5;
 }
 
 function shortTime(ms) {

@@ -3,7 +3,7 @@
 import { empty, h, reading, segments, show, svg, whenQuiet } from "./dom.js";
 import { jsonView } from "./detail.js";
 import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
-import { Rows } from "./rows.js";
+import { Rows, clamp } from "./rows.js";
 
 const WINDOW = 60;
 const BRIEF = 1_000;
@@ -28,8 +28,8 @@ export class Travel extends HTMLElement {
 
   #range = h("input", { type: "range", min: 0, "aria-label": "Seq", oninput: (event) => this.#move(Number(event.target.value)) });
   #strip = svg("svg", { "aria-hidden": "true", preserveAspectRatio: "none" });
-  #number = h("input", { type: "number", min: 0, "aria-label": "Seq", onchange: (event) => this.#move(Number(event.target.value)) });
-  #fromNumber = h("input", { type: "number", min: 0, "aria-label": "Compare with seq", onchange: (event) => this.#compare(Number(event.target.value)) });
+  #number = seqField("Seq", (seq) => this.#move(seq));
+  #fromNumber = seqField("Compare with seq", (seq) => this.#compare(seq));
   #compared = h("input", { type: "checkbox", id: "compared", onchange: (event) => this.#compare(event.target.checked ? Math.max(0, this.seq - 1) : null) });
   #event = h("span.ellipsis.quiet");
   #facts = h("div.travel-facts", { tabindex: 0, role: "region", "aria-label": "State" });
@@ -100,7 +100,7 @@ export class Travel extends HTMLElement {
   }
 
   #move(seq) {
-    this.#seq = Math.max(0, Math.min(this.#log.head, Math.round(seq) || 0));
+    this.#seq = clamp(Math.round(seq) || 0, 0, this.#log.head);
     this.#step = null;
     this.#moved();
   }
@@ -112,7 +112,7 @@ export class Travel extends HTMLElement {
   }
 
   #compare(seq) {
-    this.#from = seq === null || Number.isNaN(seq) ? null : Math.max(0, Math.min(this.#log.head, seq));
+    this.#from = seq === null || Number.isNaN(seq) ? null : clamp(seq, 0, this.#log.head);
     if (this.#from !== null) this.#mode = "difference";
     else if (this.#mode === "difference") this.#mode = "view";
     this.#moved();
@@ -220,7 +220,7 @@ export class Travel extends HTMLElement {
     show(this.#facts,
       h("section",
         h("dl.facts",
-          fact("status", (of) => of.status.replaceAll("_", " ")),
+          fact("status", (of) => kindName(of.status)),
           fact("turn", (of) => (of.running ? this.#log.turn(of.running.turn_id)?.number ?? "runs" : "none")),
           turn && [h("dt", "messages"), h("dd.mono", state.running.message_ids.join(", "))],
           fact("steps", (of) => of.iteration),
@@ -322,7 +322,7 @@ export class Travel extends HTMLElement {
     const { turns: bars } = await this.#log.ask("/bars", { query: { first: turn.seq, last: turn.seq }, signal });
     const steps = bars[turn.turn_id].bars.filter((bar) => bar.kind === "model");
     let at = this.#step === null ? steps.findLastIndex((step) => step.seq <= seq) : this.#step - turn.steps_before - 1;
-    at = Math.max(0, Math.min(steps.length - 1, at));
+    at = clamp(at, 0, steps.length - 1);
     const step = steps[at];
     const place = turn.steps_before + at + 1;
     const body = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Messages" });
@@ -354,7 +354,7 @@ export class Travel extends HTMLElement {
 
   #askedBar(place, step, turn) {
     const go = (to) => {
-      this.#step = Math.max(1, Math.min(this.#log.steps, to));
+      this.#step = clamp(to, 1, this.#log.steps);
       this.#moved();
     };
     return h("div.bar",
@@ -390,6 +390,10 @@ export class Travel extends HTMLElement {
     if (more > 0) shown.push(h("p.seen.quiet", `${plural(more, "more message")}; “JSON” shows all of them.`));
     return shown;
   }
+}
+
+function seqField(label, act) {
+  return h("input", { type: "number", min: 0, "aria-label": label, onchange: (event) => act(Number(event.target.value)) });
 }
 
 customElements.define("tk-travel", Travel);
