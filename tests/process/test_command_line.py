@@ -199,7 +199,7 @@ def unwritable(lost: str) -> Iterator[IO[bytes]]:
             # Closed so, it is reset.
             there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             there.close()
-        with errors, errors.makefile("wb", buffering=0) as stream:
+        with os.fdopen(errors.detach(), "wb", 0) as stream:
             yield stream
         return
     if lost == "disk":

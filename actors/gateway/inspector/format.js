@@ -117,7 +117,7 @@ export const kindName = (kind) => kind.replaceAll("_", " ");
 /** Return how a turn ended, as people read it. */
 export const outcomeOf = (turn) => kindName(turn.outcome) || "runs";
 
-/** Return who wrote an event, or that it failed; the log and the transcript colour it by that. */
+/** Return who wrote an event, or that it failed: its colour says so. */
 export function toneOf(kind, event) {
   if (event?.is_error) return "bad";
   if (kind === "user_message" || kind === "message_queued") return "user";
