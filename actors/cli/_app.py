@@ -109,7 +109,7 @@ class _Commands(TyperGroup):
 
     # The types of click's arguments are in typer's own copy of click, which is private.
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401
+    def make_context(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401 - as said above
         """Read the arguments; `--help` and `--version` print here."""
         with told_output():
             return super().make_context(*args, **extra)

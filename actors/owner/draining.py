@@ -80,19 +80,13 @@ async def hand_over(
     A second call waits for the first, which heeds the grace period of both, and returns the same.
     """
     async with drain.handing_over:
-        return await _hand_over(region, subscriptions, drain, ports)
-
-
-async def _hand_over(
-    region: Region[Command | Query], subscriptions: Subscriptions, drain: Drain, ports: Ports
-) -> Drained:
-    drain.active.update(region.active)
-    if not drain.are_all_told:
-        await _tell_all(region, drain, ports)
-        drain.are_all_told = True
-    await region.stop("its process was drained", refusal=Draining)
-    subscriptions.end_live()
-    return Drained(len(drain.active), tuple(sorted(drain.interrupted)))
+        drain.active.update(region.active)
+        if not drain.are_all_told:
+            await _tell_all(region, drain, ports)
+            drain.are_all_told = True
+        await region.stop("its process was drained", refusal=Draining)
+        subscriptions.end_live()
+        return Drained(len(drain.active), tuple(sorted(drain.interrupted)))
 
 
 async def _tell_all(region: Region[Command | Query], drain: Drain, ports: Ports) -> None:

@@ -748,7 +748,7 @@ PROMISES = [
     Mutant(
         "the readers of a process that was drained wait on",
         draining,
-        "_hand_over",
+        "hand_over",
         "subscriptions.end_live()",
         "pass",
         options=_REPLACED,

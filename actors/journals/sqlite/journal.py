@@ -76,7 +76,7 @@ from .writer import Change, SQLiteWriter, Upkeep
 T = TypeVar("T")
 
 _NOTHING = re.compile("nothing was (changed|done|created)|no conversation was changed")
-"""What an error says of a file that stays as it was."""
+"""Matches what an error says of a file that stays as it was."""
 
 _DAY_S = 86_400.0
 _LOCK_PAUSE_S = 0.05

@@ -136,18 +136,21 @@ async def test_a_takeover_that_cannot_write_takes_nothing_from_the_owner(
         await first.claim("d")
 
 
+def start_no_reader(name: str, target: Callable[[], None]) -> None:
+    """Start a thread as `Ports` does, but none for a reader, which comes last."""
+    if name.startswith("reader"):
+        raise Unavailable("no thread; nothing was done; try again")
+    Ports().start_thread(name, target)
+
+
 async def test_a_takeover_that_fails_after_the_owner_lost_the_file_says_so(tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
-
-    def start(name: str, target: Callable[[], None]) -> None:
-        if name.startswith("reader"):
-            raise Unavailable("no thread; nothing was done; try again")
-        Ports().start_thread(name, target)
-
     async with SQLiteJournal(path, poll_s=3600, address="host-1") as first:
         await first.claim("c")
         with pytest.raises(JournalUnavailable) as caught:
-            async with SQLiteJournal(path, takeover=True, ports=Ports(start_thread=start)):
+            async with SQLiteJournal(
+                path, takeover=True, ports=Ports(start_thread=start_no_reader)
+            ):
                 raise AssertionError("entered")
         assert str(caught.value) == (
             "no thread; no conversation was changed, but the file was taken over from host-1, "
@@ -159,14 +162,8 @@ async def test_a_takeover_that_fails_after_the_owner_lost_the_file_says_so(tmp_p
 
 async def test_a_takeover_of_a_file_that_has_no_owner_takes_it_from_no_one(tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
-
-    def start(name: str, target: Callable[[], None]) -> None:
-        if name.startswith("reader"):
-            raise Unavailable("no thread; nothing was done; try again")
-        Ports().start_thread(name, target)
-
     with pytest.raises(Unavailable, match="nothing was done"):
-        async with SQLiteJournal(path, takeover=True, ports=Ports(start_thread=start)):
+        async with SQLiteJournal(path, takeover=True, ports=Ports(start_thread=start_no_reader)):
             raise AssertionError("entered")
     async with SQLiteJournal(path, takeover=True) as journal:
         await journal.claim("c")
