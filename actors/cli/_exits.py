@@ -193,14 +193,30 @@ def temporary_folder() -> Iterator[Path]:
     """Make a folder among the temporary files, and remove it at the end of the block."""
     with ExitStack() as stack:
         try:
+            with _signals_held():  # it writes a file there, to see if it can, and removes it
+                place = tempfile.gettempdir()
             # Named before it is made, so that a signal that comes meanwhile leaves nothing behind.
-            folder = Path(tempfile.gettempdir(), f"turnkeeper-{Ports().ids.new()}")
+            folder = Path(place, f"turnkeeper-{Ports().ids.new()}")
             for _ in range(2):  # the second removes what is left if a signal cuts off the first
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
         except OSError as error:
             no_folder(error)
         yield folder
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold the signals that end a command until the end of the block, where there are such."""
+    if os.name != "posix":
+        yield
+        return
+    ending = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def no_folder(error: OSError) -> NoReturn:

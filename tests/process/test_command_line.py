@@ -415,6 +415,26 @@ def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_removed(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_leaves_no_file_while_a_place_for_temporary_files_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python writes one there, to see if it can."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    unlink = os.unlink
+
+    def interrupted(path: str) -> None:
+        monkeypatch.setattr(os, "unlink", unlink)
+        signal.raise_signal(signal.SIGINT)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt), temporary_folder():
+        raise AssertionError("entered")
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_temporary_folder_goes_if_ctrl_c_comes_as_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
