@@ -1,6 +1,6 @@
 // Actions: send, edit, interrupt, pause, answer, fork, undo, export, verify; and their outcomes.
 
-import { askBlob, placeOf } from "./api.js";
+import { askBlob, placeOf, together } from "./api.js";
 import { textView } from "./detail.js";
 import { h, show } from "./dom.js";
 import { asJson, kindName, number, oneLine, plural } from "./format.js";
@@ -48,10 +48,7 @@ export class Act extends HTMLElement {
     this.#read();
   }
 
-  #read() {
-    this.#readState();
-    this.#readRefused();
-  }
+  #read = together(0, () => Promise.all([this.#readState(), this.#readRefused()]));
 
   /** `edit`: the message to edit and resend, `from` its seq. `at`: the seq to fork at. */
   async go(options) {
@@ -74,7 +71,7 @@ export class Act extends HTMLElement {
       this.#state = null;
     }
     this.#showRunning();
-    await this.#showWaiting();
+    this.#showWaiting();
   }
 
   /** Return an element, and a function that runs a request and shows its outcome there. */
@@ -163,17 +160,22 @@ export class Act extends HTMLElement {
     const turn = running && this.#log.turn(running.turn_id);
     const [line, run] = this.#teller();
     const isPaused = this.#state?.waits_for === "resume";
-    const did = (words) => (answer) => (answer.changed ? words : "Nothing changed: it was so already.");
+    const button = (name, disabled, act) => h("button", { disabled, onclick: () => run(act) }, name);
+    const change = async (part, words, body) =>
+      ((await this.#post(part, body)).changed ? words : "Nothing changed: it was so already.");
     // The card is rebuilt for each event, but the outcome must stay.
     const kept = this.#running.querySelector(".outcome");
     show(this.#running,
       h("h2", turn ? `Turn ${turn.number} runs` : "No turn runs"),
       turn && h("p.quiet.ellipsis", oneLine(turn.messages[0]?.text)),
       h("div.buttons",
-        h("button", { disabled: !running, onclick: () => run(() => this.#post("/interrupt", { turn_id: running.turn_id }).then(did("Interrupted."))) }, "Interrupt"),
-        h("button", { disabled: isPaused, onclick: () => run(() => this.#post("/pause").then(did("Paused."))) }, "Pause"),
-        h("button", { disabled: !isPaused, onclick: () => run(() => this.#post("/resume").then(did("Goes on."))) }, "Resume"),
-        h("button", { disabled: Boolean(running), onclick: () => run(() => this.#post("/undo", { turn_id: this.#log.newestTurn?.turn_id }).then((found) => `Took ${plural(found.messages.length, "message")} back.`)) }, "Undo the last turn")),
+        button("Interrupt", !running, () => change("/interrupt", "Interrupted.", { turn_id: running.turn_id })),
+        button("Pause", isPaused, () => change("/pause", "Paused.")),
+        button("Resume", !isPaused, () => change("/resume", "Goes on.")),
+        button("Undo the last turn", Boolean(running), async () => {
+          const { messages } = await this.#post("/undo", { turn_id: this.#log.newestTurn?.turn_id });
+          return `Took ${plural(messages.length, "message")} back.`;
+        })),
       this.#state?.queued.length > 0 && h("ul", this.#state.queued.slice(0, 20).map((message) => h("li.ellipsis",
         h("span.chip.bare", "queued"), ` ${oneLine(message.content)}`))),
       line);

@@ -45,7 +45,6 @@ function unescaped(part) {
   }
 }
 
-/** Return an id as a path segment. */
 export function toPath(id) {
   if (PLAIN.test(id) && id !== "." && id !== "..") return id;
   const binary = String.fromCharCode(...new TextEncoder().encode(id));
@@ -107,7 +106,6 @@ export async function ask(path, options) {
   return (await fetched(path, options)).json();
 }
 
-/** Ask for a file. */
 export async function askBlob(path, options) {
   return (await fetched(path, options)).blob();
 }
@@ -191,7 +189,32 @@ export async function* follow(path, { query = {}, signal, after }) {
 /** Wait; ends early when the signal aborts. */
 export function pause(ms, signal) {
   return new Promise((resolve) => {
-    setTimeout(resolve, ms);
-    signal?.addEventListener("abort", resolve, { once: true });
+    const end = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", end);
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    signal?.addEventListener("abort", end);
   });
+}
+
+/** Call the function soon after a call, for all calls since the last time, and never twice at once. */
+export function together(ms, act) {
+  let isDue = false;
+  let isBusy = false;
+  return async () => {
+    isDue = true;
+    if (isBusy) return;
+    isBusy = true;
+    try {
+      while (isDue) {
+        await pause(ms);
+        isDue = false;
+        await act();
+      }
+    } finally {
+      isBusy = false;
+    }
+  };
 }

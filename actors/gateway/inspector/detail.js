@@ -65,7 +65,6 @@ export class Detail extends HTMLElement {
   }
 }
 
-/** Return a value as JSON, as `textView` shows it. */
 export const jsonView = (value) => textView(asJson(value, 2));
 
 /** Return a text in an element; a long one shows its beginning, and more on demand. */

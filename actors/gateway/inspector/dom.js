@@ -28,7 +28,6 @@ export function h(tag, ...children) {
   return fill(element, isPlain ? children.shift() : {}, children);
 }
 
-/** Return an SVG element. */
 export function svg(tag, props, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
@@ -45,7 +44,6 @@ export function show(element, ...children) {
   if (there !== element && there?.tagName === active.tagName) there.focus({ preventScroll: true });
 }
 
-/** Return the notice that is shown when there are no rows. */
 export function empty(title, ...children) {
   return h("div.empty", h("h2", title), children);
 }
@@ -70,14 +68,5 @@ export function eachFrame(act) {
       frame = 0;
       act();
     });
-  };
-}
-
-/** Call the function once no call has come for this many milliseconds. */
-export function whenQuiet(ms, act) {
-  let timer = 0;
-  return (...args) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => act(...args), ms);
   };
 }

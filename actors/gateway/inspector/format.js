@@ -15,7 +15,6 @@ export function plural(count, noun) {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-/** Return a duration in the unit that fits it. */
 export function duration(ms) {
   if (ms < 1_000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
   if (ms < 60_000) return `${(ms / 1_000).toFixed(ms < 10_000 ? 2 : 1)} s`;
@@ -26,9 +25,8 @@ export function duration(ms) {
   return `${Math.floor(hours / 24)} days`;
 }
 
-/** Return how long ago something was. */
-export function ago(at, now = Date.now()) {
-  const seconds = Math.max(0, (now - new Date(at).getTime()) / 1_000);
+export function ago(at) {
+  const seconds = (Date.now() - new Date(at)) / 1_000;
   if (seconds < 60) return "just now";
   if (seconds < 3_600) return `${Math.floor(seconds / 60)} min ago`;
   if (seconds < 86_400) return `${Math.floor(seconds / 3_600)} h ago`;
@@ -52,7 +50,6 @@ export function asJson(value, indent) {
     .replace(ORDERING, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** Return the parts of a model's message as text. */
 export function plainText(content) {
   if (typeof content === "string") return content;
   if (!Array.isArray(content)) return content === null || content === undefined ? "" : asJson(content, 1);
@@ -102,7 +99,6 @@ function stepWords(event, outcome) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** Return one line about an event. */
 export function words(event) {
   try {
     return WORDS[event.kind]?.(event) ?? "";
@@ -111,10 +107,8 @@ export function words(event) {
   }
 }
 
-/** Return the name of a kind as people read it. */
 export const kindName = (kind) => kind.replaceAll("_", " ");
 
-/** Return how a turn ended, as people read it. */
 export const outcomeOf = (turn) => kindName(turn.outcome) || "runs";
 
 /** Return who wrote an event, or that it failed: its colour says so. */

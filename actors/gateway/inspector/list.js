@@ -1,7 +1,7 @@
 // The live list of conversations: by search, by the beginning of their ids, by status.
 
-import { ROOT, ask, follow, pause, server } from "./api.js";
-import { empty, h, show, whenQuiet } from "./dom.js";
+import { ROOT, ask, follow, pause, server, together } from "./api.js";
+import { empty, h, show } from "./dom.js";
 import { ago, number, oneLine, plural, wholeTime } from "./format.js";
 import { Rows } from "./rows.js";
 
@@ -25,11 +25,11 @@ export class ConversationList extends HTMLElement {
   #problem = null;
   #reads = new AbortController();
   #rows = new Rows({ height: 56, label: "Conversations", render: (index) => this.#render(index) });
-  #input = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", oninput: () => this.#again() });
+  #input = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", oninput: () => this.#read(true, 180) });
   #status = h("select", { "aria-label": "Status", onchange: () => this.#read(true) },
     STATUSES.map(([value, words]) => h("option", { value }, words)));
   #count = h("span");
-  #again = whenQuiet(180, () => this.#read(true));
+  #soon = together(200, () => this.#look());
 
   connectedCallback() {
     if (this.firstChild) return;
@@ -45,7 +45,7 @@ export class ConversationList extends HTMLElement {
       if (event.detail.isOpened) this.dispatchEvent(new CustomEvent("open", { detail: this.#found[event.detail.index] }));
     });
     this.#rows.addEventListener("range", (event) => {
-      if (event.detail[1] > this.#found.length - PAGE / 2) this.#read(false);
+      if (!this.#problem && event.detail[1] > this.#found.length - PAGE / 2) this.#read(false);
     });
   }
 
@@ -79,11 +79,12 @@ export class ConversationList extends HTMLElement {
   get #query() {
     const text = this.#input.value.trim();
     const status = this.#status.value;
-    // Conversations that are found by the beginning of their ids come in the order of ids.
+    // What is found by the beginning of its id comes in the order of ids.
     return { prefix: text, status, order: text ? "id" : "activity" };
   }
 
-  async #read(isNew) {
+  /** Read the rows anew, or the next ones; not before nothing was typed for these milliseconds. */
+  async #read(isNew, quietMs = 0) {
     if (isNew) {
       this.#reads.abort();
       this.#reads = new AbortController();
@@ -94,6 +95,8 @@ export class ConversationList extends HTMLElement {
     }
     const { signal } = this.#reads;
     this.#isReading = true;
+    if (quietMs) await pause(quietMs, signal);
+    if (signal.aborted) return;
     const query = this.#query;
     try {
       const page = await ask("conversations", {
@@ -112,7 +115,7 @@ export class ConversationList extends HTMLElement {
     } catch (problem) {
       if (problem.name === "AbortError") return;
       this.#problem = problem;
-      if (problem.status) this.#isWhole = true;
+      if (problem.status !== 401) pause(POLL_MS).then(this.#soon); // a token begins anew
     } finally {
       if (!signal.aborted) this.#isReading = false;
     }
@@ -143,35 +146,35 @@ export class ConversationList extends HTMLElement {
   async #poll() {
     for (;;) {
       await pause(POLL_MS);
-      if (!document.hidden && this.isConnected) await this.#look();
+      if (!document.hidden && this.isConnected) this.#soon();
     }
   }
 
   async #follow() {
-    const soon = whenQuiet(200, () => this.#look());
-    server.addEventListener("reachable", soon);
+    server.addEventListener("reachable", this.#soon);
     try {
       for await (const { event, data } of follow("changes", { signal: new AbortController().signal })) {
         if (event === "row") this.#dropIfUnfit(data);
-        if (event !== "end") soon();
+        if (event !== "end") this.#soon();
       }
     } catch {
       this.#poll(); // not for this token
     }
   }
 
-  /** Read the newest rows. */
   async #look() {
-    if (this.#problem?.status === 0) return this.#read(!this.#found.length);
-    if (this.#input.value || this.#isReading) return;
+    if (this.#isReading) return this.#soon();
+    if (this.#problem) return this.#read(!this.#cursor);
+    if (this.#input.value) return;
+    // A new search ends this one, whose rows would be of the search before.
+    const { signal } = this.#reads;
     try {
-      this.#merge(await ask("conversations", { query: { ...this.#query, limit: 100 } }));
+      this.#merge(await ask("conversations", { query: { ...this.#query, limit: 100 }, signal }));
     } catch {
-      // The notice at the top already says that the server does not answer.
+      // The notice at the top tells it.
     }
   }
 
-  /** Remove a row that no longer has the wanted status. */
   #dropIfUnfit({ id, status }) {
     if (["", status].includes(this.#status.value) || !this.#found.some((row) => row.id === id)) return;
     this.#found = this.#found.filter((row) => row.id !== id);

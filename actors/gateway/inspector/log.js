@@ -1,8 +1,7 @@
 // A conversation as this page knows it: its outline, the rows of its log that were read, and the
 // changes that come while it is open. All views of a conversation share one `Log`.
 
-import { ask, follow, pause, server, toPath } from "./api.js";
-import { whenQuiet } from "./dom.js";
+import { ask, follow, pause, server, toPath, together } from "./api.js";
 
 const CHUNK = 64;
 const BRIEF = 2_000;
@@ -21,7 +20,7 @@ export class Log extends EventTarget {
   endedBy = null;
   forkedFrom = null; // {id, seq} of its parent
   #byId = new Map();
-  #chunks = new Map(); // number → promise, or rows
+  #chunks = new Map(); // number → rows, or what stands for a read
   #end = new AbortController();
   #factsRead = 0;
 
@@ -61,7 +60,6 @@ export class Log extends EventTarget {
     return this.turns.findLast((turn) => turn.messages.some(isThere));
   }
 
-  /** Return the turn that a seq belongs to. */
   turnAt(seq) {
     let low = 0;
     let high = this.turns.length - 1;
@@ -82,22 +80,23 @@ export class Log extends EventTarget {
     return chunk instanceof Map ? chunk.get(seq) : undefined;
   }
 
-  /** Return an event in full. */
   async whole(seq) {
     const { rows } = await this.ask("/log", { query: { after: seq - 1, limit: 1 } });
     return rows[0];
   }
 
   async #read(number) {
-    this.#chunks.set(number, null);
+    const asked = {}; // replaced meanwhile if the log has grown: then the answer is an old one
+    this.#chunks.set(number, asked);
     if (this.#chunks.size > CHUNKS_MAX) this.#chunks.delete(this.#chunks.keys().next().value);
     try {
       const { rows } = await this.ask("/log", {
         query: { after: number * CHUNK, limit: CHUNK, brief: BRIEF }, signal: this.#end.signal,
       });
+      if (this.#chunks.get(number) !== asked) return;
       this.#chunks.set(number, new Map(rows.map((row) => [row.seq, row])));
     } catch {
-      this.#chunks.delete(number);
+      if (this.#chunks.get(number) === asked) this.#chunks.delete(number);
       if (this.#end.signal.aborted) return;
       await pause(1_000, this.#end.signal);
     }
@@ -169,7 +168,7 @@ export class Log extends EventTarget {
 
   /** Follow the conversation; new events are read together, a few times a second at most. */
   async #listen() {
-    const catchUp = whenQuiet(120, async () => {
+    const catchUp = together(120, async () => {
       try {
         await this.#readOutline();
         await this.#readFacts();

@@ -6,11 +6,11 @@ import { clock, duration, kindName, number, oneLine, outcomeOf, plainText, toneO
 import { placeOf } from "./api.js";
 import { Rows } from "./rows.js";
 
-const SAID = new Set([
-  "system_prompt", "user_message", "agent_message", "action", "observation", "agent_error", "user_reject",
-  "message_queued", "message_withdrawn", "turn_started", "condensation", "retraction", "forked_from",
-  "conversation_error", "confirmation_requested", "confirmation_given", "paused", "resumed", "damaged",
-]);
+const SAID = new Set((
+  "system_prompt user_message agent_message action observation agent_error user_reject message_queued "
+  + "message_withdrawn turn_started condensation retraction forked_from conversation_error "
+  + "confirmation_requested confirmation_given paused resumed damaged"
+).split(" "));
 const NAMES = {
   __proto__: null,
   user_message: "user", agent_message: "agent", action: "call", observation: "result", system_prompt: "system prompt",
@@ -166,7 +166,6 @@ export class LogView extends HTMLElement {
     }, h("i"), isWaited && h("b"));
   }
 
-  /** True while a message waits at a seq. */
   #waits(seq) {
     const spans = (message) => message.seq <= seq && seq < (message.joined_seq ?? Infinity) && message.seq !== message.joined_seq;
     if (this.#log.waiting.some(spans)) return true;

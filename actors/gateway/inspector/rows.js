@@ -96,7 +96,6 @@ export class Rows extends HTMLElement {
     this.#mark(index, true);
   }
 
-  /** Draw the rows anew; all of them, or one. */
   refresh(index = null) {
     if (index === null) this.#isDirty = true;
     else if (this.#shown.has(index)) this.#fill(index, this.#shown.get(index));
@@ -130,7 +129,6 @@ export class Rows extends HTMLElement {
     this.#draw();
   }
 
-  /** The first and the last row in sight. */
   get range() {
     return [this.#at(this.scrollTop), this.#at(this.scrollTop + this.clientHeight)];
   }
@@ -166,7 +164,6 @@ export class Rows extends HTMLElement {
     return this.#height === null ? this.#tops[index] : index * this.#height;
   }
 
-  /** Return the row at a distance from the top. */
   #at(y) {
     if (this.#height !== null) return clamp(Math.floor(y / this.#height), 0, this.#count - 1);
     let low = 0;

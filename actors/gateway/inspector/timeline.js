@@ -1,9 +1,10 @@
 // The timeline: a lane for each turn, with a bar for each thing that took time in it. The axis spans
 // the turns in sight, or the one that was opened, without the time in which nothing ran.
 
-import { placeOf } from "./api.js";
-import { eachFrame, empty, h, show, svg, whenQuiet } from "./dom.js";
+import { placeOf, together } from "./api.js";
+import { eachFrame, empty, h, show, svg } from "./dom.js";
 import { duration, kindName, number, oneLine, outcomeOf, plural, wholeTime } from "./format.js";
+import { clamp } from "./rows.js";
 
 const PAD = 11;
 const STRIP = 16; // messages
@@ -30,7 +31,7 @@ export class Timeline extends HTMLElement {
   #scroll = h("div.timeline-scroll", { tabindex: 0, role: "group", "aria-label": "Timeline: a lane for each turn" }, this.#space, this.#svg);
   #tip = h("div.tip", { hidden: true });
   #draw = eachFrame(() => this.#drawNow());
-  #read = whenQuiet(40, () => this.#readBars());
+  #read = together(40, () => this.#readBars());
   #size = new ResizeObserver(() => this.#draw());
   #isPlaced = false;
 
@@ -85,7 +86,6 @@ export class Timeline extends HTMLElement {
     this.#space.style.height = `${tops.at(-1)}px`;
   }
 
-  /** Return the range of turns in sight, as two indexes. */
   #inSight() {
     const { scrollTop, clientHeight } = this.#scroll;
     let last = this.#tops.findIndex((top) => top >= scrollTop + clientHeight) - 1;
@@ -102,11 +102,12 @@ export class Timeline extends HTMLElement {
     const missing = turns.slice(Math.max(0, first - 2), Math.min(last + 3, first + TURNS_AT_ONCE))
       .filter((turn) => this.#bars.get(turn.turn_id)?.upTo !== turn.last_seq);
     if (!missing.length) return;
+    const upTo = missing.map((turn) => turn.last_seq);
     try {
       const found = await this.#log.ask("/bars", { query: { first: missing[0].seq, last: missing.at(-1).seq } });
-      for (const turn of missing) {
+      for (const [n, turn] of missing.entries()) {
         const { bars } = found.turns[turn.turn_id] ?? { bars: [] };
-        this.#bars.set(turn.turn_id, { upTo: turn.last_seq, rows: packed(bars) });
+        this.#bars.set(turn.turn_id, { upTo: upTo[n], rows: packed(bars) });
       }
     } catch {
       return;
@@ -332,7 +333,6 @@ export class Timeline extends HTMLElement {
     return { shapes, upTo, isTold };
   }
 
-  /** Draw the arrow from a message to the turn that it cut off. */
   #cut(turn, index, yOf, axis) {
     if (!turn.cut_by) return [];
     const by = this.#log.turns.findIndex((other) => other.messages.some((each) => each.message_id === turn.cut_by));
@@ -355,7 +355,7 @@ export class Timeline extends HTMLElement {
     const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, Home: -turns.length, End: turns.length };
     if (event.key in moves) {
       const from = this.#active < 0 ? this.#inSight()[0] - (moves[event.key] > 0 ? 1 : 0) : this.#active;
-      this.#choose(Math.max(0, Math.min(turns.length - 1, from + moves[event.key])));
+      this.#choose(clamp(from + moves[event.key], 0, turns.length - 1));
     } else if (event.key === "Enter" && this.#active >= 0) this.#open(this.#opened ? null : turns[this.#active]);
     else if (event.key === "Escape" && this.#opened) this.#open(null);
     else return;

@@ -1,6 +1,7 @@
 // Time travel: the state and the view at any seq, the difference of two, and the model's requests.
 
-import { empty, h, reading, segments, show, svg, whenQuiet } from "./dom.js";
+import { pause, together } from "./api.js";
+import { empty, h, reading, segments, show, svg } from "./dom.js";
 import { jsonView } from "./detail.js";
 import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
 import { Rows, clamp } from "./rows.js";
@@ -36,17 +37,27 @@ export class Travel extends HTMLElement {
   #main = h("div.travel-view");
   #modes = h("div");
   #rows = new Rows({ label: "What the model sees", render: (index) => this.#render(index) });
-  #read = whenQuiet(50, () => this.#load());
+  #loaded; // the promise of the newest load
+  #follow = together(50, async () => {
+    await this.#loaded; // else a log that grows quickly would end each load
+    if (this.#isFollowing) this.#moved();
+    await this.#loaded;
+  });
 
   constructor(log) {
     super();
     this.#log = log;
     log.addEventListener("outline", () => {
       this.#showStrip();
-      if (this.#seq === null || this.#isMissed) this.#moved();
+      if (this.#isFollowing) this.#follow();
     });
     log.addEventListener("rows", () => this.#nameEvent());
     this.#rows.addEventListener("range", ({ detail: [first, last] }) => this.#readOn(first, last));
+  }
+
+  get #isFollowing() {
+    // A number that is being typed stays.
+    return this.#isMissed || (this.#seq === null && document.activeElement !== this.#number);
   }
 
   get seq() {
@@ -128,8 +139,7 @@ export class Travel extends HTMLElement {
     if (this.#from !== null) this.#fromNumber.value = this.#from;
     this.#nameEvent();
     this.#showModes();
-    this.#reads.abort();
-    this.#read();
+    this.#loaded = this.#load();
   }
 
   #nameEvent() {
@@ -171,8 +181,10 @@ export class Travel extends HTMLElement {
   }
 
   async #load() {
-    if (!this.isConnected) return;
+    this.#reads.abort();
     const { signal } = (this.#reads = new AbortController());
+    await pause(50, signal);
+    if (signal.aborted || !this.isConnected) return;
     const seq = this.seq;
     this.#isMissed = false;
     if (!this.#main.firstChild) show(this.#main, reading());
