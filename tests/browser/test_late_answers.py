@@ -251,3 +251,31 @@ async def test_a_state_that_comes_late_does_not_bring_an_ended_turn_back(browser
         await late.give(world.page)
         await expect(world.page.get_by_label("The turn that runs")).to_contain_text("No turn runs")
         await expect(world.page.get_by_role("button", name="Interrupt")).to_be_disabled()
+
+
+@pytest.mark.parametrize("what", ["**/alice/outline*", "**/alice/events?*", "**/alice/state?*"])
+async def test_a_read_that_the_server_refuses_for_now_is_made_again(
+    browser: Browser, what: str
+) -> None:
+    """The page stayed behind its log, or was live no longer."""
+    refused: list[str] = []
+
+    async def refuse(route: Route) -> None:
+        if refused:
+            await route.continue_()
+            return
+        refused.append(route.request.url)
+        problem = {"title": "too many requests", "status": 429}
+        await route.fulfill(status=429, headers={"Retry-After": "1"}, json=problem)
+
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("one")).reply()
+        await world.page.route(what, refuse)
+        await world.at("alice", "travel")
+        await world.shows("a(one)", "tk-travel")
+        await (await chat.send("two")).reply()
+        await world.shows("a(two)", "tk-travel")
+
+        assert len(refused) == 1
+        await expect(world.page.locator(".notice")).to_have_count(0)

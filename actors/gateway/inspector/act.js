@@ -1,6 +1,6 @@
 // Actions: send, edit, interrupt, pause, answer, fork, undo, export, verify; and their outcomes.
 
-import { askBlob, placeOf, together } from "./api.js";
+import { fetched, placeOf, together } from "./api.js";
 import { textView } from "./detail.js";
 import { h, show } from "./dom.js";
 import { asJson, kindName, number, oneLine, plural } from "./format.js";
@@ -258,7 +258,7 @@ export class Act extends HTMLElement {
       h("p.small.quiet", "An export has each event byte for byte. Verify folds the whole log and compares the result with the state."),
       h("div.buttons",
         h("button", { onclick: () => run(async () => {
-          const blob = await askBlob(`${this.#log.path}/export`);
+          const blob = await (await fetched(`${this.#log.path}/export`)).blob();
           const address = URL.createObjectURL(blob);
           h("a", { href: address, download: `${this.#log.id.replace(/[^\w.-]/g, "_")}.jsonl` }).click();
           setTimeout(() => URL.revokeObjectURL(address), 10_000);

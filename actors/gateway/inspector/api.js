@@ -1,5 +1,5 @@
 // The gateway's public API. The token is kept in this module's memory and sent in a header.
-// It is never in an address or in the browser's storage, so a reload asks for it again.
+// It is never in an address or in the browser's storage.
 
 export const ROOT = new URL("../v1/", document.baseURI);
 const PLAIN = /^[a-zA-Z0-9\-_.@:]+$/;
@@ -36,7 +36,7 @@ export function takeTokenFromAddress() {
   return true;
 }
 
-/** Return a part of an address without its escapes; unchanged if they cannot be decoded. */
+/** Decode a part of an address, if it can be decoded. */
 function unescaped(part) {
   try {
     return decodeURIComponent(part);
@@ -73,7 +73,9 @@ function note(isReachable) {
   server.dispatchEvent(new CustomEvent("reachable", { detail: isReachable }));
 }
 
-async function fetched(path, { method = "GET", query = {}, body, headers = {}, signal } = {}) {
+/** Ask, and return the reply; a read that may succeed later is made again. Raises `Problem`. */
+export async function fetched(path, options = {}, triesLeft = 9) {
+  const { method = "GET", query = {}, body, headers = {}, signal } = options;
   const address = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) {
     if ((value ?? "") !== "") address.searchParams.set(name, value);
@@ -96,18 +98,17 @@ async function fetched(path, { method = "GET", query = {}, body, headers = {}, s
   });
   note(true);
   if (reply.ok) return reply;
+  if (method === "GET" && triesLeft && reply.headers.has("Retry-After")) {
+    await pause(1_000, signal);
+    return fetched(path, options, triesLeft - 1);
+  }
   const facts = await reply.json().catch(() => ({}));
   if (reply.status === 401) server.dispatchEvent(new CustomEvent("unauthorized", { detail: token !== null }));
   throw new Problem(reply.status, facts);
 }
 
-/** Ask, and return the JSON of the answer. Raises `Problem`. */
 export async function ask(path, options) {
   return (await fetched(path, options)).json();
-}
-
-export async function askBlob(path, options) {
-  return (await fetched(path, options)).blob();
 }
 
 /** Return the query parameters of a route by the server's OpenAPI document; null if it has no such. */

@@ -1,4 +1,4 @@
-// A conversation: its facts, and its views as tabs. All views share one log.
+// A conversation: its facts, and its views as tabs.
 
 import { empty, h, reading, show } from "./dom.js";
 import { kindName, number, plural } from "./format.js";

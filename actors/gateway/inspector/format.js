@@ -41,7 +41,7 @@ export function oneLine(text, length = 240) {
   return whole.length > length ? `${line}…` : line;
 }
 
-// Written as they are, these would show the text around them in another order than it has.
+// As they are, these would show the text around them in another order.
 const ORDERING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 /** Return a value as JSON, with an escape for each character that only orders the text around it. */

@@ -166,7 +166,7 @@ export class ConversationList extends HTMLElement {
     if (this.#isReading) return this.#soon();
     if (this.#problem) return this.#read(!this.#cursor);
     if (this.#input.value) return;
-    // A new search ends this one, whose rows would be of the search before.
+    // A new search ends this look: its rows are of the other.
     const { signal } = this.#reads;
     try {
       this.#merge(await ask("conversations", { query: { ...this.#query, limit: 100 }, signal }));

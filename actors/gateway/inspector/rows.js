@@ -241,7 +241,7 @@ export class Rows extends HTMLElement {
     if (this.#height !== null) row.style.height = `${this.#height}px`;
     this.#fill(index, row);
     this.#shown.set(index, row);
-    // In the order of the list, for screen readers.
+    // for screen readers
     this.#space.insertBefore(row, [...this.#space.children].find((other) => other.index > index) ?? null);
     if (this.#height === null) this.#sizes.observe(row);
     return row;
