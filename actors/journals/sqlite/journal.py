@@ -277,7 +277,8 @@ class SQLiteJournal(DatabaseJournal):
         if changes:
             kind = JournalRefused if isinstance(error, JournalRefused) else JournalUnavailable
             said = f"no conversation was changed, but the file {' and '.join(changes)}"
-            raise kind(_NOTHING.sub(said, str(error))) from error
+            text, replaced = _NOTHING.subn(said, str(error))
+            raise kind(text if replaced else f"{text}; {said}") from error
 
     def _note_migrated(self) -> None:
         self._is_migrated = True

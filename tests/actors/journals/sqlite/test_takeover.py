@@ -169,7 +169,10 @@ async def test_a_takeover_of_a_file_that_has_no_owner_takes_it_from_no_one(tmp_p
         await journal.claim("c")
 
 
-async def test_a_takeover_that_hangs_is_said_to_have_happened_perhaps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["it hangs; nothing was done", "the disk has no answer"])
+async def test_a_takeover_that_hangs_is_said_to_have_happened_perhaps(
+    tmp_path: Path, said: str
+) -> None:
     path = tmp_path / "chats.db"
     holder = OwnerLock(path, "holder")
     holder.try_acquire()
@@ -177,7 +180,7 @@ async def test_a_takeover_that_hangs_is_said_to_have_happened_perhaps(tmp_path: 
     journal._lock.prepare_takeover()
 
     with pytest.raises(JournalUnavailable, match="but the file may have been taken over"):
-        journal._refuse_as_changed(JournalUnavailable("it hangs; nothing was done"), is_hung=True)
+        journal._refuse_as_changed(JournalUnavailable(said), is_hung=True)
 
     journal._lock.release()
     holder.check()
