@@ -28,6 +28,10 @@ SLICE_BYTES = 16 << 10
 PART_BYTES_MIN = 1 << 10
 """The bytes that a shorter part of a slice counts as, since it takes its time all the same."""
 
+_UNBUFFERED = {"X-Accel-Buffering": "no", "Cache-Control": "no-store, no-transform"}
+"""Proxies pass on each part of a stream at once: the first is nginx's own word; without the second
+those of Node.js compress the stream, and hold it back until they have enough to compress."""
+
 Write = Callable[[bytes], Awaitable[None]]
 Feed = Callable[[Write], Awaitable[None]]
 """Writes a stream to its end; cancelled if the client leaves."""
@@ -119,7 +123,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, feed: Feed, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(None, 200, {"X-Accel-Buffering": "no", **(headers or {})})
+        super().__init__(None, 200, {**_UNBUFFERED, **(headers or {})})
         del self.headers["content-length"]
         self._feed = feed
 

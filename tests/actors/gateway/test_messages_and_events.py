@@ -329,6 +329,15 @@ async def test_a_stream_that_waits_sends_comments() -> None:
         assert kinds([event]) == ["turn_started"]
 
 
+@pytest.mark.parametrize("path", ["/v1/conversations/alice/events", "/v1/changes"])
+async def test_no_proxy_may_hold_a_stream_back_or_compress_it(world: World, path: str) -> None:
+    """A proxy of Node.js compressed the stream, and passed nothing on until it had enough."""
+    reply = await world.http.get(path, params={"live": "false"})
+
+    assert reply.headers.get_list("Cache-Control") == ["no-store, no-transform"]
+    assert reply.headers["X-Accel-Buffering"] == "no"
+
+
 async def test_a_cursor_of_a_deleted_conversation_is_gone(world: World) -> None:
     await world.answered("alice", "hello")
     path = "/v1/conversations/alice/events"
