@@ -43,8 +43,9 @@ class GatewayLimits:
     one."""
     changes_every_s: float = 1.0
     """How often a stream of changed rows reads the journal; less often if many streams are open."""
-    wait_s_max: float = 60.0
-    """How long a request may wait for the end of a turn."""
+    wait_s_max: float = 45.0
+    """How long a request may wait for the end of a turn. The usual proxies give up after 50 s or
+    60 s without a byte of the response, and their client gets 504."""
     streams_max: int = 10_000
     page_max: int = 1_000
     requests_per_s: float = 50.0

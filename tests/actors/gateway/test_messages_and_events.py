@@ -116,7 +116,8 @@ async def test_a_client_may_wait_for_the_end_of_the_turn(world: World) -> None:
     reply = await world.send("alice", "hello", prefer="respond-async, wait=60")
 
     assert reply.status_code == 200
-    assert reply.headers["Preference-Applied"] == "wait=60"
+    applied = reply.headers["Preference-Applied"]
+    assert applied == "wait=45", "a usual proxy gives up after 50 s or 60 s"
     assert reply.json()["end"] == {"outcome": "completed", "reply": "a(hello)", "detail": ""}
 
 
