@@ -44,12 +44,17 @@ _NOT_COMPLETED = "ASGI callable returned without completing response."
 
 
 async def serve_on_asyncio(
-    app: ASGIApp, listener: socket.socket, is_over: anyio.Event, *, stop_s: int
+    app: ASGIApp,
+    listener: socket.socket,
+    is_over: anyio.Event,
+    *,
+    keep_alive_s: int,
+    stop_s: int,
 ) -> None:
     """Serve at this listener until `is_over`, then close it.
 
-    Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
-    end.
+    A connection is kept open for `keep_alive_s` seconds after a response. Connections that wait for
+    a request when the server stops are closed at once; the others get `stop_s` seconds to end.
     """
     logging.getLogger("uvicorn.error").addFilter(_is_no_repetition)
     logging.getLogger("asyncio").addFilter(_without_traceback)
@@ -61,6 +66,7 @@ async def serve_on_asyncio(
             access_log=False,
             log_config=None,
             limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=keep_alive_s,
             timeout_graceful_shutdown=stop_s,
         )
     )

@@ -60,6 +60,10 @@ __all__ = ["inspect", "serve", "token"]
 LOCK_WAIT_S = 5.0
 """Seconds that another program may keep the file of tokens locked."""
 _LOCK_EVERY_S = 0.05
+KEEP_ALIVE_S = 75
+"""Seconds that a connection is kept open for the next request: longer than by the usual proxies,
+which keep theirs for 60. A request that one sends just as the server closes would be lost, and the
+client would get 502."""
 STOP_S = 5
 """Seconds that requests get to end once the conversations are handed over."""
 OWNER_WAIT_S = 5.0
@@ -734,13 +738,13 @@ class _Served:
 async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
     from ._asyncio_server import serve_on_asyncio  # noqa: PLC0415 - an extra
 
-    await serve_on_asyncio(app, listener, is_over, stop_s=STOP_S)
+    await serve_on_asyncio(app, listener, is_over, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S)
 
 
 async def _by_hypercorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
     from ._trio_server import serve_on_trio  # noqa: PLC0415 - an extra
 
-    await serve_on_trio(app, listener, is_over, stop_s=STOP_S)
+    await serve_on_trio(app, listener, is_over, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S)
 
 
 async def _drain(gateway: Gateway, signals: AsyncIterator[signal.Signals], grace_s: float) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,21 +40,31 @@ from turnkeeper.runtime.lowlevel import Logger, leaves
 
 __all__ = ["serve_on_trio"]
 
+HEAD_S = 10.0
+"""Seconds that a client has for the head of a request."""
+
 _logger = Logger("turnkeeper.gateway")
 
 
 async def serve_on_trio(
-    app: ASGIApp, listener: socket.socket, is_over: anyio.Event, *, stop_s: float
+    app: ASGIApp,
+    listener: socket.socket,
+    is_over: anyio.Event,
+    *,
+    keep_alive_s: int,
+    stop_s: float,
 ) -> None:
     """Serve at this listener until `is_over`, then close it.
 
-    Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
-    end. A cancellation closes all connections at once.
+    A connection is kept open for `keep_alive_s` seconds after a response. Connections that wait for
+    a request when the server stops are closed at once; the others get `stop_s` seconds to end. A
+    cancellation closes all connections at once.
     """
     logging.getLogger("trio.serve_listeners").addFilter(_without_traceback)
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # it has protocol types of its own
     config = Config()
     config.accesslog = config.errorlog = None
+    config.keep_alive_timeout = keep_alive_s
     context = WorkerContext(None)
     streams: set[trio.SocketStream] = set()
 
@@ -106,10 +117,17 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 class _Connection(TCPServer):
-    """Goes over to no other protocol than the one that it begins with."""
+    """Closes a connection if the client does not complete the head of a request in time.
+
+    It goes over to no other protocol than the one that it begins with.
+    """
 
     _has_ended = False
     """True once nothing more is read: no request follows."""
+    _has_answered = False
+    _http1: _Http1
+    _waiting: trio.CancelScope
+    """Around the last wait for a request; the connection is closed at its deadline."""
 
     async def _read_data(self) -> None:
         begun = self.protocol
@@ -124,16 +142,33 @@ class _Connection(TCPServer):
             begun.server,
             begun.send,
         )
+        self._http1 = protocol
         self.protocol = protocol  # type: ignore[assignment]  # has all that is called of it
+        protocol.bound_head = self._bound_head
         with trio.CancelScope() as protocol.reading:
             await super()._read_data()
         self._has_ended = True
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
-        if self._has_ended and isinstance(event, Updated) and event.idle:
-            return  # else it would wait for a request
+        if isinstance(event, Updated) and event.idle:
+            if self._has_ended:
+                return  # else it would wait for a request
+            self._has_answered = True
         await super().protocol_send(event)
+
+    async def _idle_timeout(self) -> None:
+        waits_long = self._has_answered and not self._http1.has_begun
+        wait_s = self.config.keep_alive_timeout if waits_long else HEAD_S
+        with trio.move_on_after(wait_s) as self._waiting:
+            await self.context.terminated.wait()
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
+
+    def _bound_head(self) -> None:
+        """Bound the rest of a head that has begun; of no effect while a request is answered."""
+        until = trio.current_time() + HEAD_S
+        self._waiting.deadline = min(self._waiting.deadline, until)
 
 
 class _LastIsLast(h11.Connection):
@@ -152,16 +187,25 @@ class _Http1(H11Protocol):
     reading: trio.CancelScope
     """Around the reading of the connection; cancelled once that is closed. With a request behind
     the one that is answered, hypercorn would wait for the end of an answer that has failed."""
+    bound_head: Callable[[], None]
+    """Called with each part of a request."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(*arguments, **named)
         size_max = self.config.h11_max_incomplete_size
         self.connection = _LastIsLast(h11.SERVER, max_incomplete_event_size=size_max)
 
+    @property
+    def has_begun(self) -> bool:
+        """True if part of the next request has come."""
+        return bool(self.connection.trailing_data[0])
+
     async def handle(self, event: Event) -> None:
         is_data = isinstance(event, RawData) and event.data
         if is_data and self.connection.their_state is h11.MUST_CLOSE:
             return  # else it would be kept for as long as the answer goes on
+        if is_data:
+            self.bound_head()
         await super().handle(event)
         if isinstance(event, Closed):
             self.reading.cancel()

@@ -10,6 +10,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from weakref import WeakSet
 
 import anyio
@@ -19,11 +20,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnkeeper.actors.cli import _asyncio_server
 from turnkeeper.actors.cli._asyncio_server import _Connection, serve_on_asyncio
-from turnkeeper.actors.cli._serve import _listen
+from turnkeeper.actors.cli._serve import KEEP_ALIVE_S, _listen
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 BOUND_S = 60
+PROXY_S = 60
+"""How long usual proxies keep an idle connection to a server."""
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -43,12 +46,15 @@ class Held:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, *, stop_s: int = BOUND_S) -> AsyncIterator[int]:
+async def serving(
+    app: ASGIApp, *, keep_alive_s: int = BOUND_S, stop_s: int = BOUND_S
+) -> AsyncIterator[int]:
     """Serve while the block runs; yield the port."""
     is_over = anyio.Event()
+    serve = partial(serve_on_asyncio, keep_alive_s=keep_alive_s, stop_s=stop_s)
     with _listen("127.0.0.1", 0) as listener, anyio.fail_after(BOUND_S):
         async with anyio.create_task_group() as group:
-            group.start_soon(lambda: serve_on_asyncio(app, listener, is_over, stop_s=stop_s))
+            group.start_soon(serve, app, listener, is_over)
             yield listener.getsockname()[1]
             is_over.set()
 
@@ -107,6 +113,19 @@ async def test_the_head_of_a_second_request_has_as_long_and_an_answer_has_no_end
         monkeypatch.setattr(_asyncio_server, "HEAD_S", 0)
         await client.send(HEAD)
         assert await is_closed(client)
+
+
+async def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told() -> None:
+    """It was 5 s. A proxy keeps a connection longer, and lost what it sent as that ended."""
+    app = Held()
+    app.is_told.set()
+    async with (
+        serving(app, keep_alive_s=0) as port,
+        await anyio.connect_tcp("127.0.0.1", port) as client,
+    ):
+        await client.send(HEAD + b"\r\n")
+        assert (await everything(client)).endswith(b"done")
+    assert KEEP_ALIVE_S > PROXY_S
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST"])

@@ -7,14 +7,14 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
 import trio
-from hypercorn.config import Config
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnkeeper.actors.cli import _trio_server
 from turnkeeper.actors.cli._trio_server import serve_on_trio
 from turnkeeper.actors.gateway.replies import EventStream, Write
 
@@ -47,7 +47,9 @@ class Held:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, *, stop_s: float) -> AsyncIterator[int]:
+async def serving(
+    app: ASGIApp, *, stop_s: float, keep_alive_s: int = int(BOUND_S)
+) -> AsyncIterator[int]:
     """Serve, and stop; yields the port."""
     with trio.fail_after(BOUND_S):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -57,7 +59,7 @@ async def serving(app: ASGIApp, *, stop_s: float) -> AsyncIterator[int]:
         is_over = anyio.Event()
 
         async def serve() -> None:
-            await serve_on_trio(app, listener, is_over, stop_s=stop_s)
+            await serve_on_trio(app, listener, is_over, keep_alive_s=keep_alive_s, stop_s=stop_s)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve)
@@ -223,7 +225,7 @@ def test_a_connection_that_its_client_closes_between_requests_ends_at_once(
     monkeypatch: pytest.MonkeyPatch, *, is_fresh: bool
 ) -> None:
     """It was kept for as long as the next request might have taken to come."""
-    monkeypatch.setattr(Config, "keep_alive_timeout", math.inf)
+    monkeypatch.setattr(_trio_server, "HEAD_S", math.inf)
 
     async def main() -> None:
         app = Held()
@@ -237,5 +239,59 @@ def test_a_connection_that_its_client_closes_between_requests_ends_at_once(
                 await read_until(client, b"0\r\n\r\n")
             await client.send_eof()
             assert await client.receive_some() == b"", "the server has closed it, too"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", GET])
+def test_a_head_that_does_not_end_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(_trio_server, "HEAD_S", 0)
+
+    async def main() -> None:
+        async with (
+            serving(Held(), stop_s=BOUND_S) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as client,
+        ):
+            with suppress(trio.BrokenResourceError):  # reset, if it came behind the close
+                await client.send_all(sent)
+                assert await client.receive_some() == b""
+
+    trio.run(main)
+
+
+def test_the_head_of_a_second_request_has_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that the connection may wait for it to begin is no time for the rest of it."""
+
+    async def main() -> None:
+        app = Held()
+        app.is_told.set()
+        async with (
+            serving(app, stop_s=BOUND_S) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as client,
+        ):
+            await client.send_all(GET + b"\r\n")
+            await read_until(client, b"0\r\n\r\n")
+            monkeypatch.setattr(_trio_server, "HEAD_S", 0)
+            await client.send_all(GET)
+            assert await client.receive_some() == b""
+
+    trio.run(main)
+
+
+def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told() -> None:
+    """It was 5 s. A proxy keeps a connection longer, and lost what it sent as that ended."""
+
+    async def main() -> None:
+        app = Held()
+        app.is_told.set()
+        async with (
+            serving(app, stop_s=BOUND_S, keep_alive_s=0) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as client,
+        ):
+            await client.send_all(GET + b"\r\n")
+            await read_until(client, b"0\r\n\r\n")
+            assert await client.receive_some() == b""
 
     trio.run(main)
