@@ -304,7 +304,13 @@ OWN: Mapping[str, Problem] = {
             headers={"WWW-Authenticate": "Bearer"},
         ),
         _FORBIDDEN,
-        Problem(403, "foreign-origin", "pages of this origin may not write here"),
+        Problem(
+            403,
+            "foreign-origin",
+            "pages of this origin may not write here; if the page is this server's own, a proxy "
+            "before it must pass on `Host` with its port; else its operator can allow the origin "
+            "(`origins`, or `turnkeeper serve --allow-origin`)",
+        ),
         Problem(
             404, "not-found", "there is nothing at this address; `openapi.json` lists all there are"
         ),

@@ -212,6 +212,7 @@ async def test_a_page_of_another_site_cannot_write(guarded: Guarded) -> None:
         for origin in foreign:
             refused = await guarded.call(place, token, Origin=origin)
             assert refused.json()["type"] == "urn:turnkeeper:foreign-origin", place
+            assert "`Host`" in refused.json()["detail"], "a proxy that changes it is told of"
         for form in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             refused = await guarded.call(place, token, **{"Content-Type": form})
             assert refused.status_code == 415, place
