@@ -254,7 +254,9 @@ async def started(command: Sequence[str]) -> AsyncIterator[Worker]:
                 stderr=errors,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # In Python 3.11 asyncio waits for it with a thread, and there may be none left; the
+            # worker then ends by itself, since its input has ended.
             raise WorkerLost(f"the worker cannot be started: {error}") from error
         async with process:
             worker = Worker(process, errors)

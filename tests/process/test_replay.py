@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import anyio
 import anyio.to_thread
@@ -400,6 +400,23 @@ def test_a_worker_that_cannot_start_is_told_in_a_line(
     assert result.exit_code == 1
     assert told in result.stderr
     assert result.stderr.endswith("turnkeeper: nothing had been acknowledged\n")
+    assert "Traceback" not in result.output
+
+
+def test_a_worker_without_a_thread_to_wait_for_it_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, chats: Path
+) -> None:
+    """In Python 3.11 asyncio starts a thread for it, and there may be none left."""
+
+    async def open_process(*_: object, **__: object) -> Never:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("anyio.open_process", open_process)
+
+    result = run("replay", chats)
+
+    assert result.exit_code == 1
+    assert "turnkeeper: the worker cannot be started: can't start new thread" in result.stderr
     assert "Traceback" not in result.output
 
 
