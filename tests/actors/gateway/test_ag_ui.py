@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
@@ -307,6 +308,79 @@ async def test_a_page_that_is_cut_again_before_anything_new_has_come_goes_on(nod
             assert shown["messages"] == await talk.transcript(), (events, saved)
             assert shown["types"].count("RUN_STARTED") == 1
             assert shown["outcome"] == "success"
+
+
+async def test_a_run_that_was_left_does_not_go_on_beside_the_next_one(node: Client) -> None:
+    """A page stops a run and sends again at once, before the request that it stopped has failed."""
+    agent = Gated()
+    async with talking(node, agent) as talk:
+        await talk.open(resumes=True)
+        await talk.send("one")
+        await talk.until("so far")
+        await talk.client.do("stand")
+        options = {"text": "two", "id": "m-two", "runId": "r-two"}
+        await talk.client.do("instead", props={"on_overlap": "interrupt"}, **options)
+        while (await talk.client.do("show"))["types"].count("RUN_STARTED") < 2:
+            pass
+        await talk.client.do("run_on")
+        agent.gate.set()
+        shown = await talk.done()
+
+        assert shown["requests"] == 2
+        assert shown["types"].count("RUN_STARTED") == 2
+        assert shown["messages"] == await talk.transcript()
+        assert shown["outcome"] == "success"
+
+
+async def test_a_client_that_was_left_while_it_waits_ends_at_once(node: Client) -> None:
+    """It waits longer after each attempt, up to five seconds."""
+    async with talking(node, Gated()) as talk:
+        await talk.open(resumes=True)
+        await talk.client.do("stand")
+        await talk.client.do("cut", events=3)
+        await talk.send("one")
+        await talk.until("RUN_STARTED")
+        while talk.world.app._service.streams.count:
+            await anyio.lowlevel.checkpoint()
+        await talk.client.do("show")
+        await talk.client.do("leave")
+        shown = await talk.done()
+        await talk.client.do("run_on")
+        assert shown["requests"] == 1
+
+
+async def test_a_client_that_left_a_run_can_connect_to_it_again(node: Client) -> None:
+    """As a page does in React's strict mode, which mounts everything twice."""
+    agent = Gated()
+    async with talking(node, agent) as talk:
+        await talk.open(resumes=True)
+        await talk.send("one")
+        await talk.until("so far")
+        await talk.client.do("leave")
+        await talk.done()
+        await talk.client.do("connect")
+        agent.gate.set()
+        shown = await talk.done()
+
+        assert shown["messages"] == await talk.transcript()
+        assert shown["outcome"] == "success"
+
+
+async def test_a_client_that_is_detached_reads_no_further_than_it_shows(node: Client) -> None:
+    agent = Gated()
+    async with talking(node, agent) as talk:
+        await talk.open(resumes=True)
+        await talk.send("one")
+        await talk.until("so far")
+        await talk.client.do("detach")
+        agent.gate.set()
+        while talk.world.app._service.streams.count:
+            await anyio.lowlevel.checkpoint()
+        await talk.client.do("connect")
+        shown = await talk.done()
+
+        assert shown["messages"] == await talk.transcript()
+        assert shown["outcome"] == "success"
 
 
 async def test_the_stock_client_sends_the_same_again_after_any_cut(node: Client) -> None:

@@ -11,9 +11,17 @@ console.error = () => undefined;
 // The stock client cancels the reader of a connection that was cut, and drops the error.
 process.on('unhandledRejection', () => undefined);
 
+const { setTimeout } = globalThis;
+let standing; // while the clock stands: what waits for a time to come
+globalThis.setTimeout = (call, ms, ...given) => {
+  const waits = standing?.push(() => call(...given));
+  return waits ? setTimeout(() => undefined, 2 ** 30) : setTimeout(call, ms, ...given);
+};
+
 // Cuts a response off after so many events or bytes of its body, as a lost connection does.
 function cutting(chat) {
   return async (...request) => {
+    chat.requests += 1;
     const response = await fetch(...request);
     chat.statuses.push(response.status);
     const cut = chat.cuts.shift();
@@ -54,7 +62,7 @@ function cutting(chat) {
 
 function open({ chat, url, threadId, resumes, messages, cursor }) {
   const Agent = resumes ? ResumableHttpAgent : HttpAgent;
-  const opened = { statuses: [], events: [], cuts: [], saved: { messages: [] } };
+  const opened = { requests: 0, statuses: [], events: [], cuts: [], saved: { messages: [] } };
   const agent = new Agent({ url, threadId, initialMessages: messages, fetch: cutting(opened) });
   agent.cursor = cursor;
   let newest = cursor;
@@ -81,13 +89,13 @@ function start(chat, running) {
 }
 
 function shown({ opened, agent, error }) {
-  const { statuses, events, saved } = opened;
+  const { requests, statuses, events, saved } = opened;
   const types = events.map(event => event.type);
   const outcome = events.findLast(event => event.type === 'RUN_FINISHED')?.outcome?.type;
   const custom = events.filter(event => event.type === 'CUSTOM');
   const failed = events.findLast(event => event.type === 'RUN_ERROR')?.code;
   const { messages, pendingInterrupts, isRunning } = agent;
-  const rest = { statuses, types, outcome, custom, failed, saved, error, warnings, isRunning };
+  const rest = { requests, statuses, types, outcome, custom, failed, saved, error, warnings, isRunning };
   return { messages, pendingInterrupts, ...rest };
 }
 
@@ -108,6 +116,18 @@ const operations = {
   connect: ({ chat }) => start(chats[chat], chats[chat].agent.connectAgent()),
   url: ({ chat, url }) => void (chats[chat].agent.url = url),
   leave: ({ chat }) => chats[chat].agent.abortRun(),
+  // In one step, as the code of a page does it.
+  instead: ({ chat, ...message }) => {
+    operations.leave({ chat });
+    operations.send({ chat, ...message });
+  },
+  detach: ({ chat }) => chats[chat].agent.detachActiveRun(),
+  stand: () => void (standing = []),
+  run_on: () => {
+    const due = standing;
+    standing = undefined;
+    due.forEach(call => call());
+  },
   done: ({ chat }) => chats[chat].running,
   show: () => new Promise(resolve => setTimeout(resolve, 5)),
 };

@@ -5,57 +5,76 @@ export class ResumableHttpAgent extends HttpAgent {
   cursor; // of the newest event; give it back with `messages` before `connectAgent()`
 
   run(input) {
-    return this.#follow(input, () => this.fetch(this.url, this.requestInit(input)));
+    const post = signal => this.fetch(this.url, { ...this.requestInit(input), signal });
+    return this.#follow(input, undefined, post);
   }
 
   connect(input) {
-    return this.#follow(input, () => this.#goOn(input));
+    return this.#follow(input, this.cursor);
   }
 
-  #goOn({ threadId }) {
-    const headers = { ...this.headers, ...(this.cursor && { 'Last-Event-ID': this.cursor }) };
-    const { signal } = this.abortController;
+  connectAgent(...given) {
+    this.abortController = new AbortController(); // as `runAgent` does: the last may be aborted
+    return super.connectAgent(...given);
+  }
+
+  #goOn({ threadId }, cursor, signal) {
+    const headers = { ...this.headers, ...(cursor && { 'Last-Event-ID': cursor }) };
     return this.fetch(`${this.url}/${encodeURIComponent(threadId)}/connect`, { headers, signal });
   }
 
-  #follow(input, begin) {
-    return new Observable(subscriber => void this.#read(input, begin, subscriber));
+  #follow(input, cursor, begin) {
+    const { signal } = this.abortController; // of this run: the next one gets another
+    return new Observable(subscriber => {
+      const left = new AbortController();
+      const either = AbortSignal.any([signal, left.signal]);
+      void this.#read(input, cursor, begin, subscriber, either);
+      return () => left.abort();
+    });
   }
 
-  async #read(input, ask, subscriber) {
+  async #read(input, cursor, begin, subscriber, signal) {
     let opened = 0; // the events without an id that the pipeline has: all, once one with an id came
-    for (let wait = 50; !subscriber.closed; wait = Math.min(2 * wait, 5000)) {
+    for (let wait = 50; !signal.aborted; wait = Math.min(2 * wait, 5000)) {
       try {
-        const response = await ask();
+        const response = await (begin?.(signal) ?? this.#goOn(input, cursor, signal));
         const { ok, status } = response;
         if (status === 204 || status === 404) return subscriber.complete(); // an empty thread
         if (!ok && status < 500 && status !== 429)
           return subscriber.error(new Error(`HTTP ${status}: ${await response.text()}`));
         let [isNew, nth] = [false, 0]; // without an id, an event opens again what is open here
         for await (const { id, event } of framesOf(response)) {
+          if (signal.aborted) break; // nothing takes the event, so the cursor stays
           if (!id && event.type === 'RUN_ERROR') break; // of the server, not of the run
           isNew ||= id !== undefined || ++nth > opened;
           if (isNew) subscriber.next({ ...event, rawEvent: { cursor: id } });
-          if (id) [ask, opened, wait, this.cursor] = [() => this.#goOn(input), Infinity, 50, id];
+          if (id) [begin, opened, wait, cursor, this.cursor] = [undefined, Infinity, 50, id, id];
           else if (isNew) opened += 1;
           if (/^RUN_(FINISHED|ERROR)$/.test(event.type)) return subscriber.complete();
         }
       } catch {} // the connection was cut
-      if (this.abortController.signal.aborted) return subscriber.complete();
-      await new Promise(resolve => setTimeout(resolve, wait));
+      if (!signal.aborted)
+        await new Promise(resolve => {
+          setTimeout(resolve, wait);
+          signal.addEventListener('abort', resolve);
+        });
     }
+    subscriber.complete();
   }
 }
 
 async function* framesOf(response) {
-  let text = '';
+  let [rest, id, data] = ['', undefined, ''];
   for await (const part of response.body.pipeThrough(new TextDecoderStream())) {
-    const blocks = (text += part).split('\n\n');
-    text = blocks.pop();
-    for (const block of blocks) {
-      const [, id] = /^id: (.*)$/m.exec(block) ?? [];
-      const [, data] = /^data: (.*)$/m.exec(block) ?? [];
+    const lines = part.split('\n'); // not with the rest: an event may come in thousands of parts
+    lines[0] = rest + lines[0];
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith('id: ')) id = line.slice(4);
+      if (line.startsWith('data: ')) data = line.slice(6);
+      if (line) continue;
       if (data) yield { id, event: JSON.parse(data) };
+      [id, data] = [undefined, ''];
     }
   }
 }
