@@ -1,33 +1,62 @@
-// A chat by the stock client of the AI SDK; `site.py` says how to run it.
+// A chat by the stock client of the AI SDK; `serve.py` says how to run it.
 import { useChat } from '@ai-sdk/react';
 import { DefaultChatTransport, lastAssistantMessageIsCompleteWithApprovalResponses } from 'ai';
 import { useState } from 'react';
 import { createRoot } from 'react-dom/client';
 
-const id = (location.hash ||= crypto.randomUUID()).slice(1); // a reload finds it again
-const transport = new DefaultChatTransport({ api: '/chat/v1/ai-sdk/chat' });
+if (!location.hash) history.replaceState(null, '', `#${crypto.randomUUID()}`);
+const id = location.hash.slice(1); // a reload finds it again
+addEventListener('hashchange', () => location.reload());
 const headers = { 'Content-Type': 'application/json' };
 
-function Chat({ before }) {
+// Opens the stream of the answer that is being written, if one is, and then reads what was said: in
+// the other order, an answer that ends in between would be in neither.
+class Transport extends DefaultChatTransport {
+  async reconnectToStream(options) {
+    this.show(undefined);
+    const stream = await super.reconnectToStream(options);
+    const reply = await fetch(`/chat/v1/conversations/${id}/messages?shape=ai-sdk`);
+    if (!reply.ok && reply.status !== 404) throw new Error(await reply.text());
+    this.show(reply.ok ? (await reply.json()).messages : []); // 404: it has yet to begin
+    return stream;
+  }
+}
+const transport = new Transport({ api: '/chat/v1/ai-sdk/chat' });
+
+function Chat() {
   const chat = useChat({
     id,
     transport,
-    messages: before,
     resume: true, // go on with the answer that is being written
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
   });
   const [text, setText] = useState('');
+  const [isRead, setIsRead] = useState(false); // until then, what is sent would be overwritten
+  transport.show = messages => {
+    if (messages) chat.setMessages(messages);
+    setIsRead(messages !== undefined);
+  };
   const isBusy = chat.status === 'submitted' || chat.status === 'streaming';
+  const last = chat.messages.at(-1);
+  const isUnsent = chat.error && last?.role === 'user'; // or only the reply was lost
 
   function send(event) {
     event.preventDefault();
-    chat.sendMessage({ text });
+    chat.sendMessage({ text, messageId: isUnsent ? last.id : undefined });
     setText('');
   }
 
-  // The client's own `stop()` merely leaves the turn; this ends it, and the stream with it.
+  // A message is sent again under its id, so the log has it once.
+  const goOn = () => (isUnsent ? chat.sendMessage() : chat.resumeStream());
+
+  // The client's own `stop()` merely leaves the turn; this ends it, and the stream with it. It names
+  // the turn, so that a late press does not end the next one.
   const stop = () =>
-    fetch(`/chat/v1/ai-sdk/chat/${id}/stop`, { method: 'POST', headers, body: '{}' });
+    fetch(`/chat/v1/ai-sdk/chat/${id}/stop`, {
+      method: 'POST',
+      headers,
+      body: JSON.stringify({ messageId: last.id }),
+    });
 
   return (
     <main>
@@ -38,14 +67,18 @@ function Chat({ before }) {
           ))}
         </article>
       ))}
-      {chat.error && <p role="alert">{chat.error.message}</p>}
+      {chat.error && (
+        <p role="alert">
+          {chat.error.message} <button onClick={goOn}>Go on</button>
+        </p>
+      )}
       <form onSubmit={send}>
         <input aria-label="Message" value={text} onChange={event => setText(event.target.value)} />
-        <button disabled={!text}>Send</button>
-        <button type="button" disabled={!isBusy} onClick={stop}>
+        <button disabled={!text || !isRead || isBusy || (chat.error && !isUnsent)}>Send</button>
+        <button type="button" disabled={chat.status !== 'streaming'} onClick={stop}>
           Stop
         </button>
-        <button type="button" disabled={isBusy} onClick={() => chat.regenerate({ messageId: chat.messages.at(-1)?.id })}>
+        <button type="button" disabled={isBusy} onClick={() => chat.regenerate({ messageId: last?.id })}>
           Regenerate
         </button>
       </form>
@@ -70,6 +103,4 @@ function Part({ part, answer }) {
   );
 }
 
-const reply = await fetch(`/chat/v1/conversations/${id}/messages?shape=ai-sdk`);
-const before = reply.ok ? (await reply.json()).messages : []; // 404: it has yet to begin
-createRoot(document.getElementById('root')).render(<Chat before={before} />);
+createRoot(document.getElementById('root')).render(<Chat />);
