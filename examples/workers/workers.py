@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -46,6 +47,7 @@ from turnkeeper.actors.errors import OwnedElsewhere
 LEASE_S = 2.0  # so that the example is short; the default is 15
 TRY_AGAIN_S = 0.2
 FORWARDED = "x-forwarded-from"
+NOT_MINE = 503
 
 open_url = partial(urlopen, timeout=30)
 
@@ -87,15 +89,19 @@ class Worker:
                 return JSONResponse(answer)
             except OwnedElsewhere as elsewhere:
                 if FORWARDED in request.headers:  # it has moved meanwhile: not in a circle
-                    return Response("not mine", 503)
+                    return Response(status_code=NOT_MINE)
                 headers = {"idempotency-key": message_id, FORWARDED: self.address}
                 try:
                     return Response(
                         await post(f"{elsewhere.owner}/chats/{name}", text, headers),
                         media_type="application/json",
                     )
-                except (OSError, HTTPException):  # its owner is dead: soon its lease runs out
-                    await anyio.sleep(TRY_AGAIN_S)
+                except HTTPError as refused:
+                    if refused.code != NOT_MINE:  # the owner's answer: asking again changes nothing
+                        return Response(status_code=refused.code)
+                except (OSError, HTTPException):
+                    pass  # its owner is dead: soon its lease runs out
+                await anyio.sleep(TRY_AGAIN_S)
 
     async def events(self, request: Asked) -> Response:
         # The SSE id is the seq, so a browser that reconnects says where it left off.

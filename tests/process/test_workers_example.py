@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
+
+import httpx
 
 from .. import postgres
 
@@ -31,3 +36,18 @@ def test_a_request_finds_the_owner_and_another_worker_takes_over_when_it_is_dead
         "events after 4: 5 turn_started, 6 user_message, 7 agent_message, 8 turn_ended",
     ]
     assert ran.returncode == 0
+
+
+def test_what_the_owner_refuses_is_answered_at_the_other_worker_too() -> None:
+    """It asked the owner again and again, and the client never got an answer."""
+    started_worker = runpy.run_path(str(EXAMPLE))["started_worker"]
+    chat, key = f"chats/{uuid4().hex}", {"idempotency-key": "once"}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(started_worker(postgres.conninfo()))[0] for _ in range(2)]
+        client = stack.enter_context(httpx.Client(timeout=60))
+        for worker in workers:
+            reply = client.post(f"{worker}/{chat}", content="hello", headers=key)
+            assert reply.json()["worker"] == workers[0]
+        for worker in workers:
+            reply = client.post(f"{worker}/{chat}", content="something else", headers=key)
+            assert reply.status_code == 500
