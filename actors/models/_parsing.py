@@ -94,7 +94,7 @@ class SentEvents:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[bytes] = []
 
     @property
@@ -105,9 +105,11 @@ class SentEvents:
     def feed(self, chunk: bytes) -> Iterator[str]:
         # By hand: the HTTP client uses `str.splitlines`, which also splits at characters that JSON
         # text may hold unescaped, such as U+2028.
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for ended in lines:
-            line = ended.removesuffix(b"\r")
+        first, *others = chunk.split(b"\n")
+        self._rest += first  # in place: a long line may come in thousands of chunks
+        for other in others:
+            line = bytes(self._rest).removesuffix(b"\r")
+            self._rest = bytearray(other)
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:

@@ -92,6 +92,26 @@ def test_any_error_is_one_of_the_five_failures(error: object) -> None:
         assert isinstance(explained("m", error, status=status), KINDS)
 
 
+class Chunk(bytes):
+    """Bytes from the network that count what they are put behind."""
+
+    copied = 0
+
+    def __radd__(self, before: bytes) -> bytes:
+        Chunk.copied += len(before)
+        return bytes(before) + bytes(self)
+
+
+def test_a_long_event_is_not_copied_anew_for_each_of_its_parts() -> None:
+    """5 MB in parts of 1,400 bytes took 25 s, in which nothing else ran."""
+    sent = SentEvents()
+    raw = b"data: " + b"x" * 10_000 + b"\n\n"
+    Chunk.copied = 0
+    found = [data for n in range(0, len(raw), 10) for data in sent.feed(Chunk(raw[n : n + 10]))]
+    assert found == ["x" * 10_000]
+    assert Chunk.copied <= len(raw)
+
+
 @given(
     texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1)),
     end=st.sampled_from(["\n", "\r\n"]),
