@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from .ports import free_port
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(
@@ -47,13 +48,6 @@ def is_as_shown(output: str, shown: str) -> bool:
     """Return whether a command printed what the page shows."""
     wanted = ".*".join(re.escape(part) for part in shown.strip().split("…"))
     return re.fullmatch(wanted, output.strip(), re.DOTALL) is not None
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def environment_of(port: int) -> dict[str, str]:

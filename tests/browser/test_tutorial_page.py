@@ -11,6 +11,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Page, Route
 
+from tests.ports import free_port
 from tests.test_tutorials import (
     BLOCK,
     DOCS,
@@ -18,7 +19,6 @@ from tests.test_tutorials import (
     begin,
     commands,
     environment_of,
-    free_port,
 )
 
 from .site import BOUND_MS

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import postgres
-from tests.test_tutorials import free_port
+from tests.ports import free_port
 from turnkeeper.actors.cli._app import app
 
 from .command import COMMAND, first_line

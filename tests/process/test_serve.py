@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from turnkeeper.actors.cli._app import app
 
 from ..actors.gateway.node import client, install
+from ..ports import free_port
 from .command import COMMAND, first_line
 from .gate import GATE, open_gate
 
@@ -132,13 +133,13 @@ def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path, backen
 @contextmanager
 def draining_in_a_turn(address: str, process: subprocess.Popen[str]) -> Iterator[Iterator[str]]:
     """Begin a turn, tell the server to stop, and yield what follows of the turn's events."""
-    httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO)
+    httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO, timeout=BOUND_S)
     url = f"{address}/v1/conversations/alice/events"
     with httpx.stream("GET", url, timeout=BOUND_S) as stream:
         lines = stream.iter_lines()
         next(line for line in lines if '"observation"' in line)
         process.send_signal(signal.SIGTERM)
-        while httpx.get(f"{address}/readyz").status_code == 200:
+        while httpx.get(f"{address}/readyz", timeout=BOUND_S).status_code == 200:
             pass
         yield lines
 
@@ -202,7 +203,7 @@ def test_an_ipv6_address_is_served_under_its_own_name(tmp_path: Path, backend: s
     with served(tmp_path, f"{EXAMPLE}:support", *arguments) as (address, _):
         assert address.startswith("http://[::1]:")
         assert send(address).status_code == 200
-        foreign = httpx.get(f"{address}/healthz", headers={"Host": "[::2]"})
+        foreign = httpx.get(f"{address}/healthz", headers={"Host": "[::2]"}, timeout=BOUND_S)
         assert foreign.status_code == 421
 
 
@@ -318,12 +319,12 @@ slow = ToolAgent(ScriptedModel(answer), [look])
 
 def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: Path) -> None:
     """Npm's stock client; the turn goes on in the next process, and is shown once."""
-    node = install()
+    node, port = install(), str(free_port())
     (tmp_path / "slow.py").write_text(AGENT)
 
     async def talk() -> None:
         async with client(node, "client.mjs") as program:
-            with served(tmp_path, "slow.py:slow") as (address, process):
+            with served(tmp_path, "slow.py:slow", "--port", port) as (address, process):
                 await program.do("open", id="chat", api=f"{address}/v1/ai-sdk/chat")
                 await program.do("send", text="hello", id="m1")
                 with anyio.fail_after(BOUND_S):
@@ -332,14 +333,13 @@ def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: 
                 process.kill()
                 shown = await program.do("done")
                 assert shown["status"] == "error"
-            port = address.rpartition(":")[2]
             with served(tmp_path, "slow.py:slow", "--port", port) as (address, _):
                 await program.do("resume")
                 while len((shown := await program.do("show"))["statuses"]) < 2:
                     assert shown["status"] != "ready", shown
                 open_gate(tmp_path)
                 shown = await program.do("done")
-                async with httpx.AsyncClient(base_url=address) as http:
+                async with httpx.AsyncClient(base_url=address, timeout=BOUND_S) as http:
                     path = "/v1/conversations/chat/messages?shape=ai-sdk"
                     transcript = await http.get(path)
 
@@ -355,12 +355,12 @@ def test_a_client_that_resumes_outlives_its_server_in_the_middle_of_an_answer(
     tmp_path: Path,
 ) -> None:
     """A stock AG-UI client with the subclass of the docs; it is told of nothing."""
-    node = install()
+    node, port = install(), str(free_port())
     (tmp_path / "slow.py").write_text(AGENT)
 
     async def talk() -> None:
         async with client(node, "ag_ui.mjs") as program:
-            with served(tmp_path, "slow.py:slow") as (address, process):
+            with served(tmp_path, "slow.py:slow", "--port", port) as (address, process):
                 url = f"{address}/v1/ag-ui"
                 await program.do("open", threadId="chat", url=url, resumes=True)
                 await program.do("send", text="hello", id="m1", runId="r1")
@@ -369,14 +369,13 @@ def test_a_client_that_resumes_outlives_its_server_in_the_middle_of_an_answer(
                         pass
                 process.kill()
                 process.wait()
-            port = address.rpartition(":")[2]
             with served(tmp_path, "slow.py:slow", "--port", port) as (address, _):
                 with anyio.fail_after(BOUND_S):
                     while len((await program.do("show"))["statuses"]) < 2:
                         pass
                 open_gate(tmp_path)
                 shown = await program.do("done")
-                async with httpx.AsyncClient(base_url=address) as http:
+                async with httpx.AsyncClient(base_url=address, timeout=BOUND_S) as http:
                     path = "/v1/conversations/chat/messages?shape=ag-ui"
                     transcript = await http.get(path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import postgres
+from tests.ports import free_port
 from turnkeeper.actors.cli._app import app
 from turnkeeper.actors.torture.relays import DatabaseRelay
 
@@ -25,12 +25,6 @@ from .command import COMMAND, first_line
 BOUND_S = 60.0
 AGENT = Path(__file__).parents[2] / "examples" / "serve_me.py"
 NOWHERE = "postgresql://127.0.0.1:1/none"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 @contextmanager

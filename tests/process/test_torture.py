@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from tests import postgres
 from tests.drawn import drawn
+from tests.ports import free_port
 from turnkeeper.actors.cli._app import app
 
 from .command import COMMAND, first_line
@@ -40,12 +41,6 @@ def report_of(result: Result) -> dict[str, Any]:
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        found: int = listener.getsockname()[1]
-    return found
 
 
 def serve(port: int, folder: Path, *arguments: str) -> str:
