@@ -209,7 +209,7 @@ async def test_nothing_is_asked_but_the_documented_api_of_its_server(
         for state in PICTURES:
             await reach(page, world, state)
     assert asked == []
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=BOUND_MS / 1_000) as client:
         document = (await client.get(f"{world.address}/openapi.json")).json()
     documented = [re.sub(r"\{\w+\}", "[^/]+", path) for path in document["paths"]]
     of_the_api = {path for path in paths if path.startswith("/v1/")}
@@ -243,7 +243,7 @@ async def test_a_token_is_typed_in_kept_in_memory_and_sent_in_a_header(browser: 
         await world.page.goto(f"{world.address}/inspector/#token={token}&/c/refund-7/timeline")
         await world.shows("interrupts", "tk-timeline")
         assert token not in world.page.url
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=BOUND_MS / 1_000) as client:
             reply = await client.get(f"{world.address}/v1/conversations")
         assert reply.status_code == 401
 

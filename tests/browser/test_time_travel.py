@@ -83,7 +83,7 @@ async def test_the_page_the_api_and_the_export_tell_the_same_at_any_seq(
 
     async with (
         site(browser, journal=SQLiteJournal(path), height=16_000) as world,
-        httpx.AsyncClient(base_url=world.address) as client,
+        httpx.AsyncClient(base_url=world.address, timeout=BOUND_MS / 1_000) as client,
     ):
         for name, seq in pairs[part :: len(PARTS)]:
             folded = Folded()

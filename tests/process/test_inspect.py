@@ -40,7 +40,7 @@ def test_a_journal_is_shown_live_beside_the_process_that_writes_it(
         assert send(writer).json()["end"]["outcome"] == "completed"
         with started(tmp_path, "inspect", db, *schema) as (address, process):
             chats = f"{address}/v1/conversations"
-            (row,) = httpx.get(chats).json()["conversations"]
+            (row,) = httpx.get(chats, timeout=BOUND_S).json()["conversations"]
             assert (row["id"], row["owned"]) == ("alice", "elsewhere")
             url = f"{chats}/alice/events"
             after = {"after": row["head"]}
@@ -50,12 +50,12 @@ def test_a_journal_is_shown_live_beside_the_process_that_writes_it(
                 ended = next(line for line in data if '"turn_ended"' in line)
             assert json.loads(ended.removeprefix("data:"))["seq"] == row["head"] * 2
 
-            refused = httpx.post(f"{chats}/alice/messages", json={"content": "no"})
+            refused = httpx.post(f"{chats}/alice/messages", json={"content": "no"}, timeout=BOUND_S)
             assert refused.status_code == 405
             verified = httpx.post(f"{chats}/alice/verify", json={}, timeout=BOUND_S)
             assert verified.json() == {"events": row["head"] * 2, "is_sound": True}
-            assert httpx.get(f"{address}/v1/self").json()["is_read_only"]
-            assert "<tk-inspector>" in httpx.get(f"{address}/inspector/").text
+            assert httpx.get(f"{address}/v1/self", timeout=BOUND_S).json()["is_read_only"]
+            assert "<tk-inspector>" in httpx.get(f"{address}/inspector/", timeout=BOUND_S).text
             process.send_signal(signal.SIGTERM)
             assert process.wait(BOUND_S) == 0
             assert process.stderr is not None
@@ -77,7 +77,8 @@ def test_words_are_found_beside_the_process_that_keeps_an_index_of_them(
         for address in (writer, reader):
             found: httpx.Response | None = None
             while found is None or (found.status_code == 200 and not found.json()["hits"]):
-                found = httpx.get(f"{address}/v1/search?words=penguins")  # indexed a moment later
+                # It is indexed a moment later.
+                found = httpx.get(f"{address}/v1/search?words=penguins", timeout=BOUND_S)
             assert found.status_code == 200, found.text
             assert found.json()["hits"][0]["conversation_id"] == "alice"
 

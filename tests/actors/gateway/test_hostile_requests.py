@@ -119,7 +119,10 @@ def _id_of(event: bytes) -> str:
 
 async def test_head_is_answered_as_get_without_the_body() -> None:
     """Also for a stream, which would go on; the connection can be used again."""
-    async with gateway_world() as world, httpx.AsyncClient(base_url=world.address) as http:
+    async with (
+        gateway_world() as world,
+        httpx.AsyncClient(base_url=world.address, timeout=BOUND_S) as http,
+    ):
         await world.answered("alice", "hello")
         with anyio.fail_after(BOUND_S):
             for path in ("/healthz", "/v1/conversations/alice/state", "/v1/nowhere"):

@@ -463,7 +463,10 @@ async def test_a_cancelled_scope_that_a_function_leaves_open_ends_with_it(
 
     async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
         app = gateway.app(conversations, authenticate=log_in, share=share)
-        async with served(app) as address, httpx.AsyncClient(base_url=address) as http:
+        async with (
+            served(app) as address,
+            httpx.AsyncClient(base_url=address, timeout=BOUND_S) as http,
+        ):
             said = await http.post("/v1/conversations/a/messages", json={"content": "hello"})
             read = await http.get("/v1/conversations/a")
     assert (said.status_code, read.status_code) == (202, 200)
