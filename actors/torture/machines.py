@@ -6,10 +6,12 @@ acknowledged meanwhile must still be there.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -44,6 +46,8 @@ KINDS: Sequence[How] = (
 answers; let no process reach another; lose each NOTIFY; cut off the database; make it read-only;
 restart the processes one by one; hold the bytes to one process, or its answers, past the lease;
 hold both."""
+_PORTS = range(20_000, 32_000)
+"""Below those that systems choose themselves."""
 RESTART_S = 60.0
 """Within how many seconds the command that restarts the database must end."""
 
@@ -79,8 +83,8 @@ class Machines(Server):
         `agent`: for `turnkeeper serve`. `restart`: the command that restarts the database, for the
         kind "database restarted". `beside`: another version, as the last process.
         """
-        self._public = [_free_port() for _ in range(nodes)]
-        self._inner = [_free_port() for _ in range(nodes)]
+        found = _free_ports(2 * nodes)
+        self._public, self._inner = found[:nodes], found[nodes:]
         self.site = Sites([f"http://127.0.0.1:{port}" for port in self._public])
         super().__init__(self.site, ports)
         self._database = DatabaseRelay(conninfo)
@@ -220,7 +224,18 @@ class Machines(Server):
         await self._ports.sleep(random.uniform(least_s, most_s))
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+def _free_ports(count: int) -> Sequence[int]:
+    """Return ports of this machine that stay free while a process is down.
+
+    A port that the system chooses could be chosen again, for another program, meanwhile.
+    """
+    found: list[int] = []
+    for at in range(len(_PORTS)):
+        # Two runs that begin at once try other ones.
+        port = _PORTS[(os.getpid() * 101 + at) % len(_PORTS)]
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ValueError(f"no {count} ports from {_PORTS[0]} to {_PORTS[-1]} are free")

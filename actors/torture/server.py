@@ -253,7 +253,17 @@ class GivenServer(Server):
 
     async def start(self) -> None:
         with anyio.move_on_after(START_S):
-            while not await answers(self._site):
+            # Until a killed process is gone, the system accepts connections for it.
+            while (self._is_killed and _is_there(self.pid)) or not await answers(self._site):
                 await self._ports.sleep(_POLL_S)
             return
         raise ServerLost(f"{self._site.url} is not served again within {START_S:g} s")
+
+
+def _is_there(pid: int) -> bool:
+    """Return False once its parent, which is to start another, knows that a process has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

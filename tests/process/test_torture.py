@@ -34,6 +34,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def report_of(result: Result) -> dict[str, Any]:
+    assert result.stdout, result.stderr
     report: dict[str, Any] = json.loads(result.stdout)
     return report
 

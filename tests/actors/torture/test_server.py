@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 
 import anyio
 import pytest
 
+from tests.ports import free_port
 from turnkeeper.actors.torture.exchanges import Site
-from turnkeeper.actors.torture.server import OwnServer, ServerLost
+from turnkeeper.actors.torture.machines import _free_ports
+from turnkeeper.actors.torture.server import GivenServer, OwnServer, ServerLost
 from turnkeeper.runtime import Ports
+from turnkeeper.runtime.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -37,8 +41,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
 
 
 def a_server(status: int) -> tuple[OwnServer, int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     command = (sys.executable, "-c", SERVER, str(port), str(status))
     return OwnServer(Site(f"http://127.0.0.1:{port}"), Ports(), command), port
 
@@ -81,3 +84,40 @@ async def test_a_server_that_has_ended_by_itself_is_lost_with_its_last_word(end:
             await getattr(server, end)()
     finally:
         await server.leave()
+
+
+def a_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", ""])
+
+
+async def test_a_killed_server_that_is_not_gone_yet_has_not_been_started_again() -> None:
+    """Connections are still accepted for it. All that were refused later counted as torn."""
+    clock = VirtualClock()
+    with (
+        a_process() as killed,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        site = Site(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        server = GivenServer(site, clock.ports(), killed.pid)
+        await server.kill()
+        has_started = False
+
+        async def start() -> None:
+            nonlocal has_started
+            await server.start()
+            has_started = True
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(start)
+            for _ in range(10):
+                await clock.advance(1.0)
+            assert not has_started, "its parent has yet to note its end"
+            killed.wait()
+            while not has_started:
+                await clock.advance(1.0)
+
+
+def test_the_ports_of_machines_are_none_that_a_system_chooses_while_one_is_down() -> None:
+    found = _free_ports(10)
+    assert len(set(found)) == 10
+    assert max(found) < 32_768
