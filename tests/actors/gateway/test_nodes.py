@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests import postgres
 from tests.actors.conversations.worlds import HeldAgent, log_of, until_passivated
 from tests.actors.gateway.worlds import BOUND_S, JSON, Sse, SseReader, reading, served
+from tests.ports import free_port
 from turnkeeper.actors import (
     Conversations,
     Journal,
@@ -758,9 +758,7 @@ async def test_a_dead_address_is_unavailable_and_nothing_happened() -> None:
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
-        dead = socket.create_server(("127.0.0.1", 0))
-        owner_address = gateway.node_address(f"http://127.0.0.1:{dead.getsockname()[1]}")
-        dead.close()
+        owner_address = gateway.node_address(f"http://127.0.0.1:{free_port()}")
         owner.conversations.journal._address = owner_address  # type: ignore[attr-defined]
 
         refused = await other.send("two", idempotency_key="m2")
