@@ -135,12 +135,17 @@ async def test_a_faulty_agent_is_found_out(fault: str) -> None:
 @pytest.mark.usefixtures("_waits_shortly")
 @pytest.mark.parametrize("fault", drawn(sorted(WIRES), 1))
 async def test_a_fault_on_the_wire_is_found_out(fault: str) -> None:
+    """In one run perhaps no request that is changed would have told anything else."""
     _, expected, protocol = WIRES[fault]
-    plan = Plan(seed=5, users=5, messages=8, protocols=(cast("Protocol", protocol),))
 
-    verdict = await tortured(echo(), plan, fault=fault, give_up_s=give_up_s(fault))
+    found: list[str] = []
+    for seed in range(5, 11):
+        plan = Plan(seed=seed, users=5, messages=8, protocols=(cast("Protocol", protocol),))
+        verdict = await tortured(echo(), plan, fault=fault, give_up_s=give_up_s(fault))
+        if found := [finding.fault for finding in verdict.findings]:
+            break
 
-    assert expected in [finding.fault for finding in verdict.findings]
+    assert expected in found
 
 
 @pytest.mark.sweep
