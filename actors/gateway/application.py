@@ -205,6 +205,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _by_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
+    if isinstance(error.__cause__, MemoryError):
+        raise error.__cause__  # FastAPI takes any error while it reads a body for the client's
     is_ours = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
     problem = OWN[_BY_STATUS.get(error.status_code, "internal" if is_ours else "malformed")]
     is_other_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED

@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from tests.actors.conversations.worlds import HeldAgent
@@ -782,3 +782,19 @@ async def test_no_log_line_has_a_word_of_a_message_or_a_token(
     assert len(failed) == 1
     assert "RuntimeError" in failed[0]
     assert not [line for line in log_lines.messages if "planted" in line or TOKENS["alice"] in line]
+
+
+async def test_a_body_for_which_there_is_no_memory_is_no_fault_of_the_client(
+    log_lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It got 400, and so would not have sent its message again."""
+
+    async def has_no_memory(_: Request) -> object:
+        raise MemoryError
+
+    async with gateway_world() as world:
+        monkeypatch.setattr(Request, "json", has_no_memory)
+        reply = await world.send("chat", "hello")
+
+    assert (reply.status_code, reply.json()["type"]) == (500, "urn:turnkeeper:internal")
+    assert [line for line in log_lines.messages if "MemoryError" in line]
