@@ -166,9 +166,9 @@ class _Connection(TCPServer):
             await self._initiate_server_close()
 
     def _bound_head(self) -> None:
-        """Bound the rest of a head that has begun; of no effect while a request is answered."""
-        until = trio.current_time() + HEAD_S
-        self._waiting.deadline = min(self._waiting.deadline, until)
+        """Bound the head that begins behind an answer; the first is bound from the beginning."""
+        if self._has_answered:
+            self._waiting.deadline = trio.current_time() + HEAD_S
 
 
 class _LastIsLast(h11.Connection):
@@ -188,7 +188,7 @@ class _Http1(H11Protocol):
     """Around the reading of the connection; cancelled once that is closed. With a request behind
     the one that is answered, hypercorn would wait for the end of an answer that has failed."""
     bound_head: Callable[[], None]
-    """Called with each part of a request."""
+    """Called when a head begins; of no effect while a request is answered, since nothing waits."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(*arguments, **named)
@@ -204,7 +204,7 @@ class _Http1(H11Protocol):
         is_data = isinstance(event, RawData) and event.data
         if is_data and self.connection.their_state is h11.MUST_CLOSE:
             return  # else it would be kept for as long as the answer goes on
-        if is_data:
+        if is_data and not self.has_begun:
             self.bound_head()
         await super().handle(event)
         if isinstance(event, Closed):

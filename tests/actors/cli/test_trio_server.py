@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import pytest
 import trio
+from hypercorn.events import Event
 from starlette.types import ASGIApp, Receive, Scope, Send
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from turnkeeper.actors.cli import _trio_server
-from turnkeeper.actors.cli._trio_server import serve_on_trio
+from turnkeeper.actors.cli._trio_server import _Http1, serve_on_trio
 from turnkeeper.actors.gateway.replies import EventStream, Write
 
 BOUND_S = 60.0
@@ -295,3 +297,48 @@ def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told() -> None
             assert await client.receive_some() == b""
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_head_of_a_second_request_has_its_time_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """One that began late was cut off at the end of the time in which it had to begin."""
+    clock = MockClock()
+    was_read = trio.Event()
+    handle_as_before = _Http1.handle
+
+    async def handle(self: _Http1, event: Event) -> None:
+        await handle_as_before(self, event)
+        was_read.set()
+
+    async def main() -> None:
+        nonlocal was_read
+        app = Held()
+        app.is_told.set()
+        async with (
+            serving(app, stop_s=BOUND_S, keep_alive_s=30) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as client,
+        ):
+            await client.send_all(GET + b"\r\n")
+            await read_until(client, b"0\r\n\r\n")
+            monkeypatch.setattr(_Http1, "handle", handle)
+            await wait_all_tasks_blocked()
+            if is_late:
+                clock.jump(25)
+            await client.send_all(b"GET / HTTP/1.1\r\n")
+            await was_read.wait()
+            clock.jump(6)
+            if not is_late:
+                was_read = trio.Event()
+                await client.send_all(b"X: y\r\n")
+                await was_read.wait()
+                clock.jump(6)
+            await wait_all_tasks_blocked()  # what is late is closed by then
+            answer = b""
+            with suppress(trio.BrokenResourceError):  # reset, if it came behind the close
+                await client.send_all(b"Host: x\r\n\r\n")
+                answer = await client.receive_some()
+            assert bool(answer) is is_late, "a further part does not prolong it"
+
+    trio.run(main, clock=clock)
