@@ -131,6 +131,13 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self._bound_head()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            # A head has begun to come behind the last request, so this is no idle connection.
+            self._unset_keepalive_if_required()
+            self._bound_head()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read, unless an answer has begun; the application says no more."""
         if self.conn.our_state is not h11.IDLE:

@@ -115,6 +115,22 @@ async def test_the_head_of_a_second_request_has_as_long_and_an_answer_has_no_end
         assert await is_closed(client)
 
 
+async def test_a_head_that_begins_behind_a_request_has_as_long_once_that_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had the time that an idle connection is kept."""
+    app = Held()
+    async with (
+        serving(app, keep_alive_s=2 * BOUND_S) as port,
+        await anyio.connect_tcp("127.0.0.1", port) as client,
+    ):
+        await client.send(HEAD + b"\r\n" + HEAD)
+        await app.has_begun.wait()
+        monkeypatch.setattr(_asyncio_server, "HEAD_S", 0)
+        app.is_told.set()
+        assert (await everything(client)).endswith(b"done")
+
+
 async def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told() -> None:
     """It was 5 s. A proxy keeps a connection longer, and lost what it sent as that ended."""
     app = Held()
