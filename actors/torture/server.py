@@ -22,6 +22,9 @@ __all__ = ["GivenServer", "OwnServer", "OwnServers", "Server", "ServerLost", "an
 
 START_S = 60.0
 _POLL_S = 0.05
+_GONE_POLLS = 400
+"""How often to look whether a killed process is gone: its id stays if its parent does not wait for
+it, as in a container whose first process does not, and may be another process's by then."""
 _CONNECT_S = 1.0
 _TOLD_BYTES_MAX = 2_000
 _HALF = 0.5
@@ -254,7 +257,11 @@ class GivenServer(Server):
     async def start(self) -> None:
         with anyio.move_on_after(START_S):
             # Until a killed process is gone, the system accepts connections for it.
-            while (self._is_killed and _is_there(self.pid)) or not await answers(self._site):
+            for _ in range(_GONE_POLLS if self._is_killed else 0):
+                if not _is_there(self.pid):
+                    break
+                await self._ports.sleep(_POLL_S)
+            while not await answers(self._site):
                 await self._ports.sleep(_POLL_S)
             return
         raise ServerLost(f"{self._site.url} is not served again within {START_S:g} s")
@@ -264,6 +271,6 @@ def _is_there(pid: int) -> bool:
     """Return False once its parent, which is to start another, knows that a process has ended."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # or it is another user's process
         return False
     return True

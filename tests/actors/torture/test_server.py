@@ -12,7 +12,7 @@ import pytest
 from tests.ports import free_port
 from turnkeeper.actors.torture.exchanges import Site
 from turnkeeper.actors.torture.machines import _free_ports
-from turnkeeper.actors.torture.server import GivenServer, OwnServer, ServerLost
+from turnkeeper.actors.torture.server import START_S, GivenServer, OwnServer, ServerLost
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import VirtualClock
 
@@ -115,6 +115,41 @@ async def test_a_killed_server_that_is_not_gone_yet_has_not_been_started_again()
             killed.wait()
             while not has_started:
                 await clock.advance(1.0)
+
+
+@pytest.mark.parametrize("is_anothers", [False, True])
+async def test_a_killed_server_that_nobody_waits_for_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, *, is_anothers: bool
+) -> None:
+    """Its id stays, as in a container whose first process collects none; or another user has it."""
+
+    def kill(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    clock = VirtualClock()
+    with (
+        a_process() as killed,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        site = Site(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        server = GivenServer(site, clock.ports(), killed.pid)
+        await server.kill()
+        if is_anothers:
+            monkeypatch.setattr("os.kill", kill)
+        has_started = False
+
+        async def start() -> None:
+            nonlocal has_started
+            await server.start()
+            has_started = True
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(start)
+            for _ in range(int(START_S)):
+                await clock.advance(1.0)
+                await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+        assert has_started
 
 
 def test_the_ports_of_machines_are_none_that_a_system_chooses_while_one_is_down() -> None:
