@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -155,23 +156,73 @@ async def test_a_search_that_the_server_missed_is_made_again_and_not_without_a_p
         await world.shows("Nothing fits", "tk-list")
 
 
-async def test_rows_that_were_asked_for_before_the_log_grew_do_not_take_the_newer_ones_away(
+async def test_searches_that_the_server_missed_are_not_each_made_again(browser: Browser) -> None:
+    """After six letters the page asked five times a second, until the server was back."""
+    asked: list[str] = []
+
+    async def away(route: Route) -> None:
+        asked.append(route.request.url)
+        await route.abort()
+
+    async with site(browser, refund_story(), team_story()) as world:
+        clock = world.page.clock
+        await clock.install()
+        await world.go()
+        await expect(world.page.locator("tk-list .row")).to_have_count(2)
+        await clock.pause_at(datetime.now(UTC) + timedelta(hours=1))
+        await world.page.route("**/v1/conversations?*", away)
+        await world.page.locator("#search").focus()
+        for count, letter in enumerate("refund", 1):
+            await world.press(letter)
+            await clock.run_for(300)
+            await _another_answer(world.page)
+            assert len(asked) >= count
+        asked.clear()
+        for _ in range(50):
+            await clock.run_for(200)
+            await _another_answer(world.page)
+        assert 3 <= len(asked) <= 6
+
+
+async def test_rows_of_a_log_that_grows_are_read_one_time_after_the_other(
     browser: Browser,
 ) -> None:
+    """Each growth asked for the newest rows anew, whose answers were then too old to be shown."""
     late = Late()
+    asked: list[str] = []
     async with site(browser) as world:
         chat = world.conversations["alice"]
         await (await chat.send("one")).reply()
         await world.page.route("**/alice/log?*", late)
+        world.page.on("request", lambda each: asked.extend(re.findall("/alice/log", each.url)))
         await world.at("alice")
+        await late.is_taken.wait()
+        await (await chat.send("two")).reply()
+        await world.shows("finished", ".conversation-head")
+        await world.shows(f"seq {(await chat.at()).seq}", ".conversation-head")
+        await _another_answer(world.page)
+        assert len(asked) == 1
+
+        await late.give(world.page)
+        await world.shows("a(one)", ".transcript-pane")
+        await world.shows("a(two)", ".transcript-pane")
+
+
+async def test_a_log_does_not_wait_for_facts_that_take_long(browser: Browser) -> None:
+    late = Late()
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("one")).reply()
+        await world.at("alice")
+        await world.shows("finished", ".conversation-head")
+        await world.page.route("**/conversations/alice", late)
+        await chat.change(title="Changed")
         await late.is_taken.wait()
         await (await chat.send("two")).reply()
         await world.shows("a(two)", ".transcript-pane")
 
         await late.give(world.page)
-        await world.page.get_by_role("listbox", name="Transcript").focus()
-        await world.press("End")
-        await expect(world.page.locator(".transcript-pane")).to_contain_text("a(two)")
+        await world.shows("Changed", "tk-conversation h1")
 
 
 async def test_bars_that_were_asked_for_before_the_turn_went_on_are_read_again(
@@ -234,6 +285,46 @@ async def test_a_seq_that_is_being_typed_is_not_replaced_when_the_log_grows(
         await world.page.locator('tk-travel[data-shown="view 2"]').wait_for(timeout=BOUND_MS)
 
 
+async def test_a_seq_to_compare_with_that_is_being_typed_is_not_replaced_when_the_log_grows(
+    browser: Browser,
+) -> None:
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("one")).reply()
+        head = (await chat.at()).seq
+        await world.at("alice", "travel")
+        await world.page.get_by_label("compare with", exact=True).check()
+        await world.page.locator(f'tk-travel[data-shown="difference {head}"]').wait_for()
+        number = world.page.get_by_label("Compare with seq")
+        await number.press("Control+a")
+        await world.page.keyboard.type("2")
+        await chat.change(title="Changed")
+        await world.shows("Changed", "tk-conversation h1")
+        await _another_answer(world.page)
+
+        await expect(number).to_have_value("2")
+
+
+async def test_what_came_while_the_seq_had_the_focus_is_shown_once_it_has_not(
+    browser: Browser,
+) -> None:
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("one")).reply()
+        head = (await chat.at()).seq
+        await world.at("alice", "travel")
+        await world.page.locator(f'tk-travel[data-shown="view {head}"]').wait_for()
+        number = world.page.get_by_label("Seq", exact=True).last
+        await number.focus()
+        await chat.change(title="Changed")
+        await world.shows("Changed", "tk-conversation h1")
+        await expect(number).to_have_value(str(head))
+
+        await world.press("Tab")
+        await expect(number).to_have_value(str(head + 1))
+        await world.page.locator(f'tk-travel[data-shown="view {head + 1}"]').wait_for()
+
+
 async def test_a_state_that_comes_late_does_not_bring_an_ended_turn_back(browser: Browser) -> None:
     late = Late()
     async with site(browser) as world:
@@ -279,3 +370,48 @@ async def test_a_read_that_the_server_refuses_for_now_is_made_again(
 
         assert len(refused) == 1
         await expect(world.page.locator(".notice")).to_have_count(0)
+
+
+async def test_a_page_stays_live_however_long_its_stream_is_refused_for_now(
+    browser: Browser,
+) -> None:
+    refused: list[str] = []
+
+    async def refuse(route: Route) -> None:
+        refused.append(route.request.url)
+        problem = {"title": "too many requests", "status": 429}
+        await route.fulfill(status=429, headers={"Retry-After": "1"}, json=problem)
+
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("one")).reply()
+        await world.page.clock.install()
+        await world.page.route("**/alice/events?*", refuse)
+        await world.at("alice")
+        await world.shows("a(one)", ".transcript-pane")
+        for _ in range(15):
+            await world.page.clock.run_for(1_000)
+            await _another_answer(world.page)
+        assert len(refused) > 9
+        await world.page.unroute("**/alice/events?*")
+        await (await chat.send("two")).reply()
+        await world.page.clock.run_for(10_000)
+        await world.shows("a(two)", ".transcript-pane")
+        await expect(world.page.locator(".notice")).to_have_count(0)
+
+
+async def test_a_read_that_was_not_answered_in_time_is_told_of_at_once(browser: Browser) -> None:
+    """The server has waited for it already, and ten such waits take minutes."""
+    asked: list[str] = []
+
+    async def too_late(route: Route) -> None:
+        asked.append(route.request.url)
+        problem = {"title": "outcome-unknown", "status": 504, "detail": "it came too late"}
+        await route.fulfill(status=504, headers={"Retry-After": "1"}, json=problem)
+
+    async with site(browser) as world:
+        await (await world.conversations["alice"].send("one")).reply()
+        await world.page.route("**/alice/state?*", too_late)
+        await world.at("alice", "travel")
+        await world.shows("it came too late", "tk-travel")
+        assert len(asked) == 1

@@ -73,7 +73,7 @@ function note(isReachable) {
   server.dispatchEvent(new CustomEvent("reachable", { detail: isReachable }));
 }
 
-/** Ask, and return the reply; a read that may succeed later is made again. Raises `Problem`. */
+/** Ask, and return the reply; a read that is refused for now is made again. Raises `Problem`. */
 export async function fetched(path, options = {}, triesLeft = 9) {
   const { method = "GET", query = {}, body, headers = {}, signal } = options;
   const address = new URL(path, ROOT);
@@ -98,7 +98,7 @@ export async function fetched(path, options = {}, triesLeft = 9) {
   });
   note(true);
   if (reply.ok) return reply;
-  if (method === "GET" && triesLeft && reply.headers.has("Retry-After")) {
+  if (method === "GET" && triesLeft && reply.status < 504 && reply.headers.has("Retry-After")) {
     await pause(1_000, signal);
     return fetched(path, options, triesLeft - 1);
   }
@@ -180,7 +180,7 @@ export async function* follow(path, { query = {}, signal, after }) {
       if (shown.aborted) continue;
       // A network error in the middle of a stream is not a Problem.
       if (!(error instanceof Problem)) note(false);
-      else if (error.status && error.status < 500) throw error;
+      else if (error.status && error.status < 500 && error.status !== 429) throw error;
     }
     await pause(wait, signal);
     wait = Math.min(wait * 2, RETRY_MS_MAX);

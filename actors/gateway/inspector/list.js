@@ -30,6 +30,7 @@ export class ConversationList extends HTMLElement {
     STATUSES.map(([value, words]) => h("option", { value }, words)));
   #count = h("span");
   #soon = together(200, () => this.#look());
+  #later = together(POLL_MS, () => this.#soon());
 
   connectedCallback() {
     if (this.firstChild) return;
@@ -115,7 +116,7 @@ export class ConversationList extends HTMLElement {
     } catch (problem) {
       if (problem.name === "AbortError") return;
       this.#problem = problem;
-      if (problem.status !== 401) pause(POLL_MS).then(this.#soon); // a token begins anew
+      if (problem.status !== 401) this.#later(); // a token begins anew
     } finally {
       if (!signal.aborted) this.#isReading = false;
     }

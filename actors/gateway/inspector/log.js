@@ -20,9 +20,8 @@ export class Log extends EventTarget {
   endedBy = null;
   forkedFrom = null; // {id, seq} of its parent
   #byId = new Map();
-  #chunks = new Map(); // number → rows, or what stands for a read
+  #chunks = new Map(); // number → rows, which are all up to a seq
   #end = new AbortController();
-  #factsRead = 0;
 
   constructor(id) {
     super();
@@ -34,7 +33,7 @@ export class Log extends EventTarget {
   async open() {
     await this.#readOutline();
     await this.#readParent().catch(() => {});
-    this.#readFacts().catch(() => {}); // read again when the server is back
+    this.#readFacts();
     this.#listen();
   }
 
@@ -75,9 +74,10 @@ export class Log extends EventTarget {
   /** Return a row if it was read; else read it, and emit "rows" when it has come. */
   row(seq) {
     const number = Math.floor((seq - 1) / CHUNK);
-    const chunk = this.#chunks.get(number);
-    if (chunk === undefined) this.#read(number);
-    return chunk instanceof Map ? chunk.get(seq) : undefined;
+    let chunk = this.#chunks.get(number);
+    if (!chunk) this.#chunks.set(number, (chunk = Object.assign(new Map(), { upTo: 0 })));
+    if (seq > chunk.upTo) this.#read(number, chunk);
+    return chunk.get(seq);
   }
 
   async whole(seq) {
@@ -85,20 +85,20 @@ export class Log extends EventTarget {
     return rows[0];
   }
 
-  async #read(number) {
-    const asked = {}; // replaced meanwhile if the log has grown: then the answer is an old one
-    this.#chunks.set(number, asked);
+  async #read(number, chunk) {
+    const upTo = this.head;
+    chunk.upTo = Infinity; // one read at once
     if (this.#chunks.size > CHUNKS_MAX) this.#chunks.delete(this.#chunks.keys().next().value);
     try {
       const { rows } = await this.ask("/log", {
         query: { after: number * CHUNK, limit: CHUNK, brief: BRIEF }, signal: this.#end.signal,
       });
-      if (this.#chunks.get(number) !== asked) return;
-      this.#chunks.set(number, new Map(rows.map((row) => [row.seq, row])));
+      for (const row of rows) chunk.set(row.seq, row);
+      chunk.upTo = upTo;
     } catch {
-      if (this.#chunks.get(number) === asked) this.#chunks.delete(number);
       if (this.#end.signal.aborted) return;
       await pause(1_000, this.#end.signal);
+      chunk.upTo = 0;
     }
     this.dispatchEvent(new CustomEvent("rows", { detail: number }));
   }
@@ -132,8 +132,6 @@ export class Log extends EventTarget {
     for (const [seq, why] of found.damaged) this.damaged.set(seq, why);
     this.waiting = found.waiting;
     this.head = found.head;
-    // The last chunk was read before it was full.
-    this.#chunks.delete(Math.floor(after / CHUNK));
     this.dispatchEvent(new Event("outline"));
   }
 
@@ -152,26 +150,22 @@ export class Log extends EventTarget {
     await this.#readOutline();
   }
 
-  async #readFacts() {
-    const number = (this.#factsRead += 1);
-    let facts;
+  #readFacts = together(0, async () => {
     try {
-      facts = await this.ask("", { signal: this.#end.signal });
+      this.facts = await this.ask("", { signal: this.#end.signal });
     } catch (problem) {
-      if (!problem.status) throw problem;
-      facts = { problem }; // a damaged log has no state
+      if (!problem.status) return; // read again when the server is back
+      this.facts = { problem }; // a damaged log has no state
     }
-    if (number !== this.#factsRead) return; // newer ones are on their way
-    this.facts = facts;
     this.dispatchEvent(new Event("facts"));
-  }
+  });
 
   /** Follow the conversation; new events are read together, a few times a second at most. */
   async #listen() {
     const catchUp = together(120, async () => {
       try {
         await this.#readOutline();
-        await this.#readFacts();
+        this.#readFacts(); // which may be slow: the log does not wait for them
       } catch {
         // The stream tells when the server is back.
       }

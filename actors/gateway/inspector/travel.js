@@ -52,12 +52,15 @@ export class Travel extends HTMLElement {
       if (this.#isFollowing) this.#follow();
     });
     log.addEventListener("rows", () => this.#nameEvent());
+    this.addEventListener("focusout", () => {
+      if (this.#isFollowing && this.#range.max < log.head) this.#follow();
+    });
     this.#rows.addEventListener("range", ({ detail: [first, last] }) => this.#readOn(first, last));
   }
 
   get #isFollowing() {
     // A number that is being typed stays.
-    return this.#isMissed || (this.#seq === null && document.activeElement !== this.#number);
+    return this.#isMissed || (this.#seq === null && document.activeElement.type !== "number");
   }
 
   get seq() {
