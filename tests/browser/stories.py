@@ -36,10 +36,15 @@ from turnkeeper.actors.events import (
 )
 from turnkeeper.actors.journal import Journal
 
-__all__ = ["BEGAN", "Story", "refund_story", "research_story", "team_story"]
+__all__ = ["BEGAN", "Story", "refund", "refund_story", "research_story", "team_story"]
 
 BEGAN = datetime(2026, 3, 14, 9, 30, tzinfo=UTC)
 Outcome = Literal["completed", "interrupted", "failed", "rolled_back"]
+
+
+async def refund(order: int) -> str:
+    """Pay an order back."""
+    return f"order {order} is paid back"
 
 
 class Story:

@@ -21,7 +21,7 @@ from tests.drawn import drawn
 from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall
 
 from .site import BOUND_MS, Site, opened, site
-from .stories import refund_story, research_story, team_story
+from .stories import refund, refund_story, research_story, team_story
 
 pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(3)]
 
@@ -86,11 +86,6 @@ STATES = (
 )
 DRAWN = STATES if "TURNKEEPER_PICTURES" in os.environ else drawn(STATES, 4)
 PICTURES = STATES[:10]
-
-
-async def refund(order: int) -> str:
-    """Pay an order back."""
-    return f"order {order} is paid back"
 
 
 @pytest.fixture(scope="module")

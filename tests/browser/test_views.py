@@ -28,16 +28,11 @@ from turnkeeper.actors.events import (
 )
 
 from .site import BOUND_MS, Site, site
-from .stories import BEGAN, Story, refund_story, research_story, team_story
+from .stories import BEGAN, Story, refund, refund_story, research_story, team_story
 
 pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(5)]
 
 SCRIPT = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&amp;</style>'
-
-
-async def refund(order: int) -> str:
-    """Pay an order back."""
-    return f"order {order} is paid back"
 
 
 # --- the list ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ export class Log extends EventTarget {
   endedBy = null;
   forkedFrom = null; // {id, seq} of its parent
   #byId = new Map();
-  #chunks = new Map(); // number → rows, which are all up to a seq
+  #chunks = new Map(); // number → {upTo, rows}: all rows of it up to a seq
   #end = new AbortController();
 
   constructor(id) {
@@ -75,9 +75,9 @@ export class Log extends EventTarget {
   row(seq) {
     const number = Math.floor((seq - 1) / CHUNK);
     let chunk = this.#chunks.get(number);
-    if (!chunk) this.#chunks.set(number, (chunk = Object.assign(new Map(), { upTo: 0 })));
+    if (!chunk) this.#chunks.set(number, (chunk = { upTo: 0, rows: new Map() }));
     if (seq > chunk.upTo) this.#read(number, chunk);
-    return chunk.get(seq);
+    return chunk.rows.get(seq);
   }
 
   async whole(seq) {
@@ -93,7 +93,7 @@ export class Log extends EventTarget {
       const { rows } = await this.ask("/log", {
         query: { after: number * CHUNK, limit: CHUNK, brief: BRIEF }, signal: this.#end.signal,
       });
-      for (const row of rows) chunk.set(row.seq, row);
+      for (const row of rows) chunk.rows.set(row.seq, row);
       chunk.upTo = upTo;
     } catch {
       if (this.#end.signal.aborted) return;

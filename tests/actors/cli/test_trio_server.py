@@ -245,6 +245,20 @@ def test_a_connection_that_its_client_closes_between_requests_ends_at_once(
     trio.run(main)
 
 
+@asynccontextmanager
+async def answered(*, keep_alive_s: int = int(BOUND_S)) -> AsyncIterator[trio.SocketStream]:
+    """Serve, and yield a connection whose first request has been answered."""
+    app = Held()
+    app.is_told.set()
+    async with (
+        serving(app, stop_s=BOUND_S, keep_alive_s=keep_alive_s) as port,
+        await trio.open_tcp_stream("127.0.0.1", port) as client,
+    ):
+        await client.send_all(GET + b"\r\n")
+        await read_until(client, b"0\r\n\r\n")
+        yield client
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", GET])
 def test_a_head_that_does_not_end_ends_its_connection(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
@@ -267,14 +281,7 @@ def test_the_head_of_a_second_request_has_as_long(monkeypatch: pytest.MonkeyPatc
     """The time that the connection may wait for it to begin is no time for the rest of it."""
 
     async def main() -> None:
-        app = Held()
-        app.is_told.set()
-        async with (
-            serving(app, stop_s=BOUND_S) as port,
-            await trio.open_tcp_stream("127.0.0.1", port) as client,
-        ):
-            await client.send_all(GET + b"\r\n")
-            await read_until(client, b"0\r\n\r\n")
+        async with answered() as client:
             monkeypatch.setattr(_trio_server, "HEAD_S", 0)
             await client.send_all(GET)
             assert await client.receive_some() == b""
@@ -286,14 +293,7 @@ def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told() -> None
     """It was 5 s. A proxy keeps a connection longer, and lost what it sent as that ended."""
 
     async def main() -> None:
-        app = Held()
-        app.is_told.set()
-        async with (
-            serving(app, stop_s=BOUND_S, keep_alive_s=0) as port,
-            await trio.open_tcp_stream("127.0.0.1", port) as client,
-        ):
-            await client.send_all(GET + b"\r\n")
-            await read_until(client, b"0\r\n\r\n")
+        async with answered(keep_alive_s=0) as client:
             assert await client.receive_some() == b""
 
     trio.run(main)
@@ -314,14 +314,7 @@ def test_the_head_of_a_second_request_has_its_time_from_its_beginning(
 
     async def main() -> None:
         nonlocal was_read
-        app = Held()
-        app.is_told.set()
-        async with (
-            serving(app, stop_s=BOUND_S, keep_alive_s=30) as port,
-            await trio.open_tcp_stream("127.0.0.1", port) as client,
-        ):
-            await client.send_all(GET + b"\r\n")
-            await read_until(client, b"0\r\n\r\n")
+        async with answered(keep_alive_s=30) as client:
             monkeypatch.setattr(_Http1, "handle", handle)
             await wait_all_tasks_blocked()
             if is_late:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -90,31 +92,34 @@ def a_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", ""])
 
 
-async def test_a_killed_server_that_is_not_gone_yet_has_not_been_started_again() -> None:
-    """Connections are still accepted for it. All that were refused later counted as torn."""
-    clock = VirtualClock()
-    with (
-        a_process() as killed,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
+@asynccontextmanager
+async def killed_server(
+    clock: VirtualClock,
+) -> AsyncIterator[tuple[GivenServer, subprocess.Popen[bytes]]]:
+    """Kill a server whose process nothing waits for, and at whose address something listens."""
+    with a_process() as killed, socket.create_server(("127.0.0.1", 0)) as listener:
         site = Site(f"http://127.0.0.1:{listener.getsockname()[1]}")
         server = GivenServer(site, clock.ports(), killed.pid)
         await server.kill()
-        has_started = False
+        yield server, killed
 
-        async def start() -> None:
-            nonlocal has_started
-            await server.start()
-            has_started = True
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(start)
-            for _ in range(10):
-                await clock.advance(1.0)
-            assert not has_started, "its parent has yet to note its end"
-            killed.wait()
-            while not has_started:
-                await clock.advance(1.0)
+async def start(server: GivenServer, has_started: anyio.Event) -> None:
+    await server.start()
+    has_started.set()
+
+
+async def test_a_killed_server_that_is_not_gone_yet_has_not_been_started_again() -> None:
+    """Connections are still accepted for it. All that were refused later counted as torn."""
+    clock, has_started = VirtualClock(), anyio.Event()
+    async with killed_server(clock) as (server, killed), anyio.create_task_group() as group:
+        group.start_soon(start, server, has_started)
+        for _ in range(10):
+            await clock.advance(1.0)
+        assert not has_started.is_set(), "its parent has yet to note its end"
+        killed.wait()
+        while not has_started.is_set():
+            await clock.advance(1.0)
 
 
 @pytest.mark.parametrize("is_anothers", [False, True])
@@ -126,30 +131,16 @@ async def test_a_killed_server_that_nobody_waits_for_can_be_started_again(
     def kill(_pid: int, _signal: int) -> None:
         raise PermissionError
 
-    clock = VirtualClock()
-    with (
-        a_process() as killed,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
-        site = Site(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        server = GivenServer(site, clock.ports(), killed.pid)
-        await server.kill()
+    clock, has_started = VirtualClock(), anyio.Event()
+    async with killed_server(clock) as (server, _), anyio.create_task_group() as group:
         if is_anothers:
             monkeypatch.setattr("os.kill", kill)
-        has_started = False
-
-        async def start() -> None:
-            nonlocal has_started
-            await server.start()
-            has_started = True
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(start)
-            for _ in range(int(START_S)):
-                await clock.advance(1.0)
-                await anyio.wait_all_tasks_blocked()
-            group.cancel_scope.cancel()
-        assert has_started
+        group.start_soon(start, server, has_started)
+        for _ in range(int(START_S)):
+            await clock.advance(1.0)
+            await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+        assert has_started.is_set()
 
 
 def test_the_ports_of_machines_are_none_that_a_system_chooses_while_one_is_down() -> None:
