@@ -246,7 +246,7 @@ def test_a_connection_that_its_client_closes_between_requests_ends_at_once(
 
 
 @asynccontextmanager
-async def answered(*, keep_alive_s: int = int(BOUND_S)) -> AsyncIterator[trio.SocketStream]:
+async def answered(*, keep_alive_s: int = 10 * int(BOUND_S)) -> AsyncIterator[trio.SocketStream]:
     """Serve, and yield a connection whose first request has been answered."""
     app = Held()
     app.is_told.set()
@@ -282,6 +282,7 @@ def test_the_head_of_a_second_request_has_as_long(monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         async with answered() as client:
+            await wait_all_tasks_blocked()  # until it waits for the next request to begin
             monkeypatch.setattr(_trio_server, "HEAD_S", 0)
             await client.send_all(GET)
             assert await client.receive_some() == b""
