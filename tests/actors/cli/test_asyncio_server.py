@@ -131,16 +131,30 @@ async def test_a_head_that_begins_behind_a_request_has_as_long_once_that_is_answ
         assert (await everything(client)).endswith(b"done")
 
 
-async def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told() -> None:
+async def test_a_connection_waits_for_the_next_request_as_long_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It was 5 s. A proxy keeps a connection longer, and lost what it sent as that ended."""
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    waits: list[float] = []
+
+    def noted(
+        delay_s: float, call: Callable[..., object], *arguments: object
+    ) -> asyncio.TimerHandle:
+        waits.append(delay_s)
+        return call_later(delay_s, call, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", noted)
     app = Held()
     app.is_told.set()
     async with (
-        serving(app, keep_alive_s=0) as port,
+        serving(app, keep_alive_s=12_345) as port,
         await anyio.connect_tcp("127.0.0.1", port) as client,
     ):
         await client.send(HEAD + b"\r\n")
-        assert (await everything(client)).endswith(b"done")
+        while 12_345 not in waits:
+            await anyio.lowlevel.checkpoint()
     assert KEEP_ALIVE_S > PROXY_S
 
 
