@@ -8,12 +8,10 @@ gathers the facts that enforcement needs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import anyio
-from anyio.abc import TaskStatus
 
 from ..core.limits import Limits
 from ..core.records import events_of_kinds, events_of_records
@@ -90,7 +88,8 @@ async def fold_log(
 ) -> None:
     """Fold the events above `after` up to `seq`. Raise `CorruptLog` if one is missing.
 
-    Each page is read while the page before it is folded, and other tasks run after each slice.
+    Other tasks run after each slice. A page is not read while the one before it is folded: the
+    reading thread would wait for the interpreter lock until the folding is done.
     """
 
     def fold_slice(records: Sequence[StoredRecord], first_seq: int) -> None:
@@ -113,58 +112,11 @@ async def _fold_slices(
 
     It takes a few successive records and the seq of the first, and checks that none is missing.
     """
-
-    async def fold_page(records: Sequence[StoredRecord], after: int) -> None:
-        for at in range(0, len(records), SLICE_EVENTS):
+    async for page in LogPages(journal, conversation_id, after=after, upto=seq):
+        for at in range(0, len(page), SLICE_EVENTS):
             if at:
                 await anyio.lowlevel.checkpoint()
-            fold_slice(records[at : at + SLICE_EVENTS], after + at + 1)
-
-    pages = LogPages(journal, conversation_id, after=after, upto=seq)
-    page = await _next_page(pages)
-    while page:
-        before, after = after, page[-1].seq
-        if after >= seq:
-            await fold_page(page, before)
-            return
-        page = await _read_beside(pages, partial(fold_page, page, before))
+            fold_slice(page[at : at + SLICE_EVENTS], after + at + 1)
+        after = page[-1].seq
     if after < seq:
         raise CorruptLog(conversation_id, after + 1, "the record is missing")
-
-
-async def _next_page(pages: LogPages) -> Sequence[StoredRecord]:
-    """Return the next page; an empty one at the end."""
-    try:
-        return await anext(pages)
-    except StopAsyncIteration:
-        return ()
-
-
-async def _read_beside(
-    pages: LogPages, work: Callable[[], Awaitable[None]]
-) -> Sequence[StoredRecord]:
-    """Return the next page, which is read while the work is done.
-
-    If the work or the read fails, raise its error itself, not a group; that of the work goes first.
-    """
-    page: Sequence[StoredRecord] = ()
-    errors: list[Exception] = []
-
-    async def read(*, task_status: TaskStatus[None]) -> None:
-        nonlocal page
-        task_status.started()  # `work` begins once the read was passed to the journal
-        try:
-            page = await _next_page(pages)
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    async with anyio.create_task_group() as group:
-        await group.start(read)
-        try:
-            await work()
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.insert(0, error)
-            group.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-    return page

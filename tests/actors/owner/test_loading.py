@@ -1,4 +1,4 @@
-"""A long log is read a page ahead of its folds, and errors are told as they are."""
+"""A long log is read and folded page by page, and errors are told as they are."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def journal() -> AsyncIterator[Watched]:
         yield journal
 
 
-async def test_the_next_page_is_asked_for_before_a_page_is_folded(journal: Watched) -> None:
+async def test_a_page_is_folded_before_the_next_one_is_asked_for(journal: Watched) -> None:
     def fold(event: Event) -> None:
         assert isinstance(event, UserMessageEvent)
         if int(event.content) % READ_PAGE == 0:
@@ -78,10 +78,10 @@ async def test_the_next_page_is_asked_for_before_a_page_is_folded(journal: Watch
 
     assert journal.seen == [
         "read after 0",
-        f"read after {READ_PAGE}",
         "fold 0",
-        f"read after {2 * READ_PAGE}",
+        f"read after {READ_PAGE}",
         f"fold {READ_PAGE}",
+        f"read after {2 * READ_PAGE}",
         f"fold {2 * READ_PAGE}",
     ]
 
