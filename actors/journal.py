@@ -50,7 +50,7 @@ __all__ = [
     "StoredRecord",
 ]
 
-READ_PAGE = 512
+READ_PAGE = 1024
 """The records that are read at once: a page holds up other reads for a few milliseconds."""
 
 READ_BYTES = 4 << 20

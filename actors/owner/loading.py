@@ -118,5 +118,6 @@ async def _fold_slices(
                 await anyio.lowlevel.checkpoint()
             fold_slice(page[at : at + SLICE_EVENTS], after + at + 1)
         after = page[-1].seq
+        del page  # not held while the next one is read: it may have megabytes
     if after < seq:
         raise CorruptLog(conversation_id, after + 1, "the record is missing")
