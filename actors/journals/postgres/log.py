@@ -126,11 +126,12 @@ def with_prefix(connection: psycopg.Connection[Any], tail: Tail) -> Tail:
 
 _COLUMNS = "seq, epoch, event_id, kind, message_id, mark, payload"
 # The payloads behind the end of the page are NULL (see `fitting`): the server need not read them,
-# and the client, which receives all rows at once, need not hold them.
+# and the client, which receives all rows at once, need not hold them. Each row has the mark before
+# the page, too: to ask for it apart would take another round trip.
 _PAGE = """
     SELECT seq, epoch, event_id, kind, message_id, mark, CASE
         WHEN row_number() OVER before <= 2 OR sum(octet_length(payload)) OVER before < %s
-        THEN payload END
+        THEN payload END, (SELECT mark FROM event WHERE log = %s AND seq = %s)
 """
 _BEFORE = "WINDOW before AS (ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
 _READ_EVENTS = f"""
@@ -159,9 +160,8 @@ def read_records(
     Each is checked against its predecessor. Raises `CorruptLog` at the first record that is missing
     or differs from the one written.
     """
-    mark = first_mark(tail.parts(0, 1)[0][0]) if not after else find_mark(connection, tail, after)
-    if mark is None:
-        raise CorruptLog(tail.name, after, "the record is missing")
+    mark = None if after else first_mark(tail.log_of(1))
+    known = (tail.log_of(after), after) if after else (None, None)
     records: list[StoredRecord] = []
     seq = after
     parts = tail.parts(after, upto)
@@ -169,10 +169,14 @@ def read_records(
     statement, values = _READ_EVENTS, parts[0]
     if len(parts) > 1:
         statement, values = _READ_PARTS, [list(column) for column in zip(*parts, strict=True)]
-    rows = connection.execute(statement, (bytes_max, *values), binary=True)
-    for found_seq, epoch, event_id, kind, message_id, found, payload in rows:
+    rows = connection.execute(statement, (bytes_max, *known, *values), binary=True)
+    for found_seq, epoch, event_id, kind, message_id, found, payload, before in rows:
         if payload is None:
             return records
+        if mark is None:
+            if before is None:
+                raise CorruptLog(tail.name, after, "the record is missing")
+            mark = before
         seq += 1
         mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
         if found_seq != seq or found != mark:

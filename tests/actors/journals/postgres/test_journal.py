@@ -1412,6 +1412,32 @@ async def test_damage_is_a_corrupt_log_that_names_the_place(
         assert caught.value.seq == seq
 
 
+async def test_a_page_is_read_in_two_statements_and_not_behind_a_record_that_is_missing(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each statement is a round trip: one for the conversation's row, and one for the records."""
+    executed: list[object] = []
+    execute = BoundedConnection.execute
+
+    def note(connection: BoundedConnection, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - psycopg's own
+        if connection.read_only:  # the reader's, and not that of another thread
+            executed.append(query)
+        return execute(connection, query, *args, **kwargs)
+
+    async with make_journal(schema) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1", "e2", "e3")
+        with monkeypatch.context() as patched:
+            patched.setattr(BoundedConnection, "execute", note)
+            (found,) = await journal.read("c", after=2)
+        assert found.event_id == "e3"
+        assert len(executed) == 2
+
+        change(schema, "DELETE FROM event WHERE seq = 2")
+        with pytest.raises(CorruptLog) as caught:
+            await journal.read("c", after=2)
+        assert caught.value.seq == 2
+
+
 @pytest.mark.parametrize("begun", [1, 2])
 async def test_a_conversation_whose_row_is_lost_is_never_opened_as_empty(
     schema: str, begun: int
