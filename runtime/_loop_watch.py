@@ -3,6 +3,9 @@
 A handler that calls something blocking, or computes for long, stops every actor of its loop. From
 inside the loop this cannot be noticed until it is over. The thread asks the loop for a sign of
 life twice in `blocked_s`; if none comes in time, it looks at what the loop's thread is running.
+
+A process that is suspended gives no sign of life either, but then the thread itself waits for much
+longer than it meant to, and asks once more.
 """
 
 from __future__ import annotations
@@ -44,8 +47,17 @@ class LoopWatch:
         while not self._is_over.wait(self._blocked_s / 2):
             sign = threading.Event()
             self._world.call_soon(sign.set)
-            if not sign.wait(self._blocked_s) and not self._is_over.is_set():
+            if self._is_missed(sign):
                 self._report(sign)
+
+    def _is_missed(self, sign: threading.Event) -> bool:
+        monotonic = self._world.ports.monotonic
+        while True:
+            asked = monotonic()
+            if sign.wait(self._blocked_s) or self._is_over.is_set():
+                return False
+            if monotonic() - asked < 2 * self._blocked_s:
+                return True
 
     def _report(self, sign: threading.Event) -> None:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - documented

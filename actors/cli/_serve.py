@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import anyio
 import typer
 
-from turnkeeper.runtime import TurnkeeperError
+from turnkeeper.runtime import Runtime, TurnkeeperError
 
 from ..agents.agent import is_agent
 from ..errors import JournalRefused, JournalUnavailable
@@ -68,6 +68,8 @@ STOP_S = 5
 """Seconds that requests get to end once the conversations are handed over."""
 OWNER_WAIT_S = 5.0
 """Seconds that a server waits for the previous one to close the file."""
+BLOCKED_S = 1.0
+"""Seconds after which the operator is told of code that blocks the event loop."""
 DATABASE_WAIT_S = 60.0
 DATABASE_PAUSE_S = 0.5
 """Seconds between two attempts to open a database that is away."""
@@ -596,8 +598,9 @@ class _Served:
         failure: TurnkeeperError | None = None
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with AsyncExitStack() as stack:
+                runtime = await stack.enter_async_context(Runtime(report_blocked_s=BLOCKED_S))
                 try:
-                    conversations = await self._open(stack, signals)
+                    conversations = await self._open(runtime, stack, signals)
                 except TurnkeeperError as error:
                     failure = error  # raised below, where no task group wraps it
                 else:
@@ -607,7 +610,7 @@ class _Served:
             raise failure
         _say("stopped")
 
-    def _make(self) -> Conversations:
+    def _make(self, runtime: Runtime) -> Conversations:
         from ..conversations.conversations import Conversations  # noqa: PLC0415 - loads slowly
 
         is_resumable = getattr(self.agent, "is_resumable", False) is True
@@ -618,10 +621,11 @@ class _Served:
             # A reader does not resume turns that others left.
             recover="on_message" if self.is_read_only else "on_enter",
             recover_every_s=self.recover_every_s,
+            runtime=runtime,
         )
 
     async def _open(
-        self, stack: AsyncExitStack, signals: AsyncIterator[signal.Signals]
+        self, runtime: Runtime, stack: AsyncExitStack, signals: AsyncIterator[signal.Signals]
     ) -> Conversations | None:
         """Open the conversations until the stack ends; None if a signal came before they were open.
 
@@ -630,16 +634,16 @@ class _Served:
         until = anyio.current_time() + self.database_wait_s
         while True:
             try:
-                return await stack.enter_async_context(self._make())
+                return await stack.enter_async_context(self._make(runtime))
             except JournalUnavailable as error:
                 if anyio.current_time() >= until:
                     raise
                 _say(f"waiting {self.database_wait_s:g} s at most: {error_line(error)}")
-            if not await self._wait_for_database(until, signals):
+            if not await self._wait_for_database(runtime, until, signals):
                 return None
 
     async def _wait_for_database(
-        self, until: float, signals: AsyncIterator[signal.Signals]
+        self, runtime: Runtime, until: float, signals: AsyncIterator[signal.Signals]
     ) -> bool:
         """Wait until the journal can be opened or the time is up; return False if a signal came.
 
@@ -654,7 +658,8 @@ class _Served:
                 waiting.cancel()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(self._serve_app, self._app(self._make()), self.listener.dup(), is_over)
+            app = self._app(self._make(runtime))
+            group.start_soon(self._serve_app, app, self.listener.dup(), is_over)
             group.start_soon(end_with_signal)
             with waiting:
                 while anyio.current_time() < until:

@@ -317,6 +317,37 @@ slow = ToolAgent(ScriptedModel(answer), [look])
 )
 
 
+BLOCKING = """
+import logging
+import threading
+from turnkeeper import agent
+
+is_told = threading.Event()
+
+class Told(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        is_told.set()
+
+logging.getLogger("turnkeeper.runtime").addHandler(Told())
+
+@agent
+async def support(turn):
+    is_told.wait(20)
+"""
+
+
+def test_the_operator_is_told_of_an_agent_that_blocks_every_conversation(tmp_path: Path) -> None:
+    (tmp_path / "blocking.py").write_text(BLOCKING)
+    with served(tmp_path, "blocking.py:support") as (address, process):
+        send(address)
+        process.terminate()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert "event loop blocked" in said
+    assert "blocking.py" in said
+
+
 def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: Path) -> None:
     """Npm's stock client; the turn goes on in the next process, and is shown once."""
     node, port = install(), str(free_port())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
 from dataclasses import dataclass
 
 import anyio
 import pytest
 
-from turnkeeper.runtime import Actor, LoopBlocked, Message, Runtime
+from turnkeeper.runtime import Actor, LoopBlocked, Message, Ports, Runtime
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +83,44 @@ async def test_no_thread_is_left_behind() -> None:
 async def test_a_time_that_makes_no_sense_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="report_blocked_s"):
         Runtime(report_blocked_s=seconds)
+
+
+async def test_a_process_that_stood_still_as_a_whole_is_no_blocked_loop() -> None:
+    """Suspended, the loop gives no sign of life, and runs nothing that is worth showing."""
+    told = Told()
+    looks = itertools.count()
+    seen = 0
+    stood_still_s = 3_600.0
+    has_waited = threading.Event()
+
+    def monotonic() -> float:
+        if threading.current_thread().name != "turnkeeper-loop-watch":
+            return time.monotonic()
+        nth = next(looks)
+        if nth == seen + 4:  # among any four there are the two around a wait
+            has_waited.set()
+        return time.monotonic() + nth * stood_still_s
+
+    class Suspended(Actor[Block]):
+        async def receive(self, message: Block) -> None:
+            self.block_the_loop()
+
+        def block_the_loop(self) -> None:
+            nonlocal seen
+            seen = next(looks)
+            while not has_waited.wait(0.05) and not told.lines:
+                pass
+
+    log = logging.getLogger("turnkeeper.runtime")
+    log.addHandler(told)
+    try:
+        async with Runtime(report_blocked_s=0.05, ports=Ports(monotonic=monotonic)) as runtime:
+            with anyio.fail_after(60):
+                await runtime.spawn(Suspended, name="suspended").ask(Block("hello"))
+                assert not told.lines
+
+                stood_still_s = 0.0
+                await runtime.spawn(lambda: Blocking(told), name="blocking").ask(Block("hello"))
+    finally:
+        log.removeHandler(told)
+    assert told.lines
