@@ -232,7 +232,7 @@ _CLAIMS = {
 # are sorted here, by code points, and the database may have the rules of a language.
 _RELEASE = b"""
     WITH released AS (
-        SELECT c.id FROM unnest(%(names)s::text[], %(epochs)s::numeric[]) AS r(name, epoch)
+        SELECT c.id FROM unnest(%(names)s::text[], %(epochs)s::bigint[]) AS r(name, epoch)
         JOIN conversation c USING (name)
         WHERE c.epoch = r.epoch AND c.owner = %(node)s
         ORDER BY name COLLATE "C" FOR UPDATE OF c
@@ -630,7 +630,8 @@ class PostgresWriter:
 
         Together, since a process that leaves releases thousands, and must not outlast its grace.
         """
-        some = [job for job in jobs if "\0" not in job.conversation_id]  # PostgreSQL has no such
+        # PostgreSQL has no others, and would refuse the statement of all because of one.
+        some = [job for job in jobs if "\0" not in job.conversation_id and 0 < job.epoch < 1 << 63]
         self._failpoint("begin")
         self.connection.execute(
             _RELEASE,

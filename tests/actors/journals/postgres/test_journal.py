@@ -166,15 +166,16 @@ async def test_releases_that_wait_together_are_one_statement_and_each_counts_alo
     gate = Gate("begin")
     names = [f"c{number}" for number in range(50)]
     kept, moved, text = "of a lower epoch", "claimed since", "no such\0text"
+    huge = "of an epoch of 5,000 digits"
     async with (
         make_journal(schema, failpoint=gate) as journal,
         make_journal(schema) as other,
     ):
-        claims = {name: await journal.claim(name) for name in (*names, kept, moved)}
+        claims = {name: await journal.claim(name) for name in (*names, kept, huge, moved)}
         await journal.release(moved, epoch=claims[moved].epoch)
         await other.claim(moved)
         epochs = {name: claim.epoch for name, claim in claims.items()}
-        epochs |= {kept: 1 << 70, text: 1}
+        epochs |= {kept: 1 << 70, huge: 10**5_000, text: 1}
         gate.close()
         gate.passed.clear()
         async with anyio.create_task_group() as group:
@@ -189,8 +190,9 @@ async def test_releases_that_wait_together_are_one_statement_and_each_counts_alo
         assert gate.passed.count("committed") == 2
         for name in names:
             assert (await other.claim(name)).epoch == claims[name].epoch + 1
-        with pytest.raises(OwnedElsewhere):
-            await other.claim(kept)
+        for name in (kept, huge):
+            with pytest.raises(OwnedElsewhere):
+                await other.claim(name)
         with pytest.raises(OwnedElsewhere):
             await journal.claim(moved)
 
