@@ -6,6 +6,7 @@ that is missing or has the wrong type reads as None, "" or 0.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -90,11 +91,12 @@ class SentEvents:
     """Reads the bytes of a stream of server-sent events; yields the data of each event.
 
     Lines end with LF or CRLF, as all providers send them. An event counts only once the empty line
-    after it has come.
+    after it has come. A byte order mark before the first line is passed over, as the standard says.
     """
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._mark = codecs.BOM_UTF8
         self._data: list[bytes] = []
 
     @property
@@ -108,7 +110,8 @@ class SentEvents:
         first, *others = chunk.split(b"\n")
         self._rest += first  # in place: a long line may come in thousands of chunks
         for other in others:
-            line = bytes(self._rest).removesuffix(b"\r")
+            line = bytes(self._rest).removeprefix(self._mark).removesuffix(b"\r")
+            self._mark = b""
             self._rest = bytearray(other)
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))

@@ -136,6 +136,13 @@ def test_an_event_of_several_lines_is_one_and_an_unfinished_one_is_none() -> Non
     assert list(sent.feed(b"data: a\ndata:b\n: comment\nid: 7\n\n\n\ndata: c\n")) == ["a\nb"]
 
 
+def test_a_byte_order_mark_before_the_first_event_is_passed_over_and_no_other() -> None:
+    sent = SentEvents()
+    stream = b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\ndata: c\n\n"
+    got = [data for byte in stream for data in sent.feed(bytes((byte,)))]
+    assert got == ["a", "c"]
+
+
 def _run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
