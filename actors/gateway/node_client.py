@@ -188,19 +188,12 @@ class _Connection:
                 return
 
     async def lines(self, silence_s: float) -> AsyncGenerator[bytes]:
-        received = b""
+        received = bytearray()
         async with aclosing(self.body()) as body:
             while True:
-                line, end, rest = received.partition(b"\n")
-                if end:
-                    received = rest
-                    yield line
-                    continue
-                if len(received) > LINE_BYTES_MAX:
-                    raise Broken("a line is too long")
                 try:
                     with anyio.fail_after(silence_s):
-                        received += await anext(body)
+                        part = await anext(body)
                 except StopAsyncIteration:
                     # An answer in HTTP/1.0, as of a proxy, ends where its connection is closed.
                     if received:
@@ -208,6 +201,13 @@ class _Connection:
                     return
                 except TimeoutError as error:
                     raise Broken(f"nothing came for {silence_s:g} s") from error
+                first, *others = part.split(b"\n")
+                received += first  # in place: a long line may come in thousands of parts
+                for other in others:
+                    yield bytes(received)
+                    received = bytearray(other)
+                if len(received) > LINE_BYTES_MAX:
+                    raise Broken("a line is too long")
 
     async def _next_event(self) -> h11.Event:
         while True:

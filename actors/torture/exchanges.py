@@ -92,12 +92,12 @@ class Reply:
 
     async def body(self) -> bytes:
         """Return the whole body."""
-        received = b""
+        received = bytearray()
         async for chunk in self.chunks():
             received += chunk
             if len(received) > BODY_BYTES_MAX:
                 raise Broken("the body is too long")
-        return received
+        return bytes(received)
 
     async def json(self) -> Mapping[str, object]:
         """Return the body, if it is a JSON object; else an empty one."""
@@ -105,14 +105,21 @@ class Reply:
 
     async def events(self) -> AsyncIterator[ServerSent]:
         """Yield the server-sent events, without the comments."""
-        received = b""
+        received = bytearray()
+        lines: list[str] = []
         async for chunk in self.chunks():
-            received = (received + chunk).replace(b"\r\n", b"\n")
-            *blocks, received = received.split(b"\n\n")
-            for block in blocks:
-                if (found := _parse(block.decode("utf-8", "replace"))) is not None:
+            first, *others = chunk.split(b"\n")
+            received += first  # in place: a long line may come in thousands of chunks
+            for other in others:
+                line = received.decode("utf-8", "replace").removesuffix("\r")
+                received = bytearray(other)
+                if line:
+                    lines.append(line)
+                    continue
+                if (found := _parse(lines)) is not None:
                     yield found
-        if received.strip():
+                lines = []
+        if lines or received.strip():
             raise Broken("the stream ends within an event")
 
 
@@ -279,9 +286,9 @@ def _reset(stream: ByteStream) -> None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
-def _parse(block: str) -> ServerSent | None:
+def _parse(lines: Sequence[str]) -> ServerSent | None:
     event, identity, data = "message", None, []
-    for line in block.split("\n"):
+    for line in lines:
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match name:
