@@ -194,7 +194,7 @@ class Cell(Mailbox):
         # The current slice, and how it ended
         self.outcome: Outcome | None = None
         self.current: Ask | None = None
-        self.batch: list[Delivery[Any]] | None = None
+        self.batch: Sequence[Delivery[Any]] | None = None
         self.suspended: SuspendedHandler | None = None
         self.error: BaseException | None = None
         """The failure of the slice; while the cell refuses mail, the failure that led to that."""

@@ -169,10 +169,10 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
     assert actor is not None, f"{cell.name} has a slice before it was made"
     mail = cell.mail  # the same lane for as long as the actor is not at rest
     count_max = cell.traits.batch_max
-    deliveries: list[Delivery[Any]] = []
+    taken: list[Delivery[Any]] = []
     trace: object = None
     is_ask = False
-    while len(deliveries) < count_max:
+    while len(taken) < count_max:
         if cell.control:
             item = cell.control.popleft()
         elif mail:
@@ -186,24 +186,26 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
             if not item.is_done:
                 item.is_started = is_ask = True
                 trace = item.trace
-                deliveries.append(Delivery(life, item.message, item))
+                taken.append(Delivery(life, item.message, item))
         elif type(item) is tuple:
             message, _, trace = item
-            deliveries.append(Delivery(life, message, None))
+            taken.append(Delivery(life, message, None))
         elif type(item) is Firing:
             if item.take():
-                deliveries.append(Delivery(life, item.message, None))
+                taken.append(Delivery(life, item.message, None))
         else:
             assert isinstance(item, Order), f"{item} lay in the mailbox of {cell.name}"
-            if deliveries:  # the batch that was taken goes first
+            if taken:  # the batch that was taken goes first
                 cell.push_control(item, first=True)
                 break
             cell.order = item
             return ORDERED
-    if not deliveries:
+    if not taken:
         return EMPTY
 
-    cell.batch = deliveries
+    # A thousand of these may wait at once. Python makes small tuples of those that were let go, and
+    # so they lead to no collection of garbage.
+    cell.batch = deliveries = tuple(taken)
     if trace is not None:
         enter_trace(cell, deliveries[-1].message, trace, is_ask=is_ask)
     now = cell.system.now

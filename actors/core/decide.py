@@ -220,7 +220,7 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
                 )
     _check_leaves_turn_alone(working, (event,))
     if seq := working.state.seq:  # the log has begun, so no first events go with this one
-        return Decision((event,), Appended(seq + 1), {event_id: command.written})
+        return Decision((event,), Appended(seq + 1), (command.written,))
     draft = Draft(working, stamp)
     _begin_log_before(draft, event, command.expected)
     draft.extend((event,), (command.written,))
@@ -250,8 +250,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
             raise NotAppendable(working.conversation_id, type(event).__name__)
     _check_leaves_turn_alone(working, events)
     if seq := working.state.seq:  # as in `_append`
-        written = {event.id: one for event, one in zip(events, command.written, strict=True)}
-        return Decision(events, Appended(seq + len(events)), written)
+        return Decision(events, Appended(seq + len(events)), command.written)
     draft = Draft(working, stamp)
     _begin_log_before(draft, events[0], command.expected)
     draft.extend(events, command.written)

@@ -132,8 +132,8 @@ class Decision:
 
     events: tuple[Event, ...] = ()
     reply: object = None
-    written: Mapping[str, bytes] = field(default_factory=dict)
-    """The JSON of an event by its id, if the command brought it; other events are encoded."""
+    written: Sequence[bytes | None] = ()
+    """The JSON of each event, if the command brought it; other events are encoded."""
     effects: tuple[TurnEffect, ...] = ()
     is_answer_over: bool = False
     """True if the running turn's answer is in the log: its pieces are dropped."""
@@ -294,7 +294,7 @@ class Draft:
         self.working = working
         self.stamp = stamp
         self._events: list[Event] = []
-        self._written: dict[str, bytes] = {}
+        self._written: list[bytes | None] = []
 
     @property
     def events(self) -> Sequence[Event]:
@@ -315,13 +315,13 @@ class Draft:
             drawn["id"] = self.stamp.new_id()
         event = cast("Callable[..., E]", make)(*args, **drawn)
         self._events.append(event)
+        self._written.append(None)
         return event
 
     def extend(self, events: Sequence[Event], written: Sequence[bytes] = ()) -> None:
         """Add events that were made elsewhere; `written` is their JSON, if it is at hand."""
         self._events.extend(events)
-        for event, one in zip(events, written, strict=False):
-            self._written[event.id] = one
+        self._written.extend(written or [None] * len(events))
 
     def decision(
         self,
@@ -339,5 +339,5 @@ class Draft:
             is_answer_over=is_answer_over,
             piece=self.working.partial_answer.mend() if is_answer_over else None,
             is_suspended=is_suspended,
-            written=self._written,
+            written=tuple(self._written),
         )

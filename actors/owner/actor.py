@@ -386,7 +386,7 @@ class ConversationActor(Actor[Command | Query]):
                 # any other.
                 recover = Recover(enforced_away=())
                 self._decide_one(Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
-        return decided
+        return tuple(decided)
 
     def _decide_one(self, taken: Taken, decided: list[Taken]) -> None:
         """Decide a command, and then the parked results that its calls release."""

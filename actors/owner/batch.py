@@ -6,6 +6,7 @@ The owner (`actor.py`) takes, decides and commits a batch. The functions here on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from turnkeeper.runtime import Delivery
 
@@ -74,12 +75,18 @@ def between_deletions(
 
 
 def records_of(decided: Sequence[Taken]) -> Sequence[Record]:
-    """Return the events that the batch appends, encoded, in order."""
-    return [
-        encode_record(event, one.decision.written.get(event.id))
-        for one in decided
-        for event in one.decision.events
-    ]
+    """Return the events that the batch appends, encoded, in order.
+
+    A tuple, as the batch: Python keeps small tuples that were let go, and makes new ones of them. A
+    list is a new object, and a thousand owners that wait with one lead to a collection of garbage.
+    """
+    return tuple(
+        [
+            encode_record(event, written)
+            for one in decided
+            for event, written in zip_longest(one.decision.events, one.decision.written)
+        ]
+    )
 
 
 def rejections_of(decided: Sequence[Taken]) -> Sequence[Rejection]:

@@ -2,6 +2,7 @@
 
 import gc
 import traceback
+from collections.abc import Sequence
 
 import anyio
 import pytest
@@ -147,7 +148,7 @@ class Batching(Actor):
         self.kept: list[Delivery] = []
 
     async def receive_batch(self, deliveries: object) -> None:
-        assert isinstance(deliveries, list)
+        assert isinstance(deliveries, Sequence)
         self.batches.append([each.message for each in deliveries])
         for each in deliveries:
             match each.message:
