@@ -126,22 +126,24 @@ class Incarnation:
             context = self._context = self.place.new_context()
         return context
 
-    def drop_context(self, base: Context) -> None:
-        """Drop the context of an idle actor, unless one of its variables differs from `base`.
+    def drop_context(self, base: Context) -> Context | None:
+        """Drop and return the context of an idle actor; None if a variable differs from `base`.
 
-        The next message makes another one. For most actors this leaves the garbage collector three
+        The next message needs another one. For most actors this leaves the garbage collector three
         objects less to look at.
         """
         # Any further reference is a token's, of a variable that was set to the value that it had. A
         # later handler may reset the variable with it, which works in this context only.
         if self._context is None or sys.getrefcount(self._context) > _REFERENCES_AT_REST:
-            return
+            return None
         # A sum, because a loop in Python takes longer. The variable that says which actor runs
         # always differs.
         context = self._context
         of_base = map(base.get, context, repeat(_UNSET))
-        if sum(map(is_not, context.values(), of_base)) == 1:
-            self._context = None
+        if sum(map(is_not, context.values(), of_base)) != 1:
+            return None
+        self._context = None
+        return context
 
     @property
     def is_quiet(self) -> bool:

@@ -15,7 +15,7 @@ Invariants, each kept without an await:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
@@ -25,6 +25,7 @@ from typing_extensions import TypeVar
 
 from ._cell import Cell, Spec, Watcher
 from ._lifecycle import ENDED, After
+from ._mailbox import SPARE_LANES_MAX
 from ._messages import Order, OrderKind
 from ._parent import Child, Verdict
 from ._ref import Ref, Terminated, add_watcher
@@ -69,6 +70,7 @@ class Region(Supervisor, Generic[M]):
         self._factory = factory
         self._spec = spec
         self._context = context
+        self.spare_contexts: deque[Context] = deque(maxlen=SPARE_LANES_MAX)
         self._idle_s = idle_s
         self._active_max = active_max
         self._refuse_s = refuse_s

@@ -545,6 +545,18 @@ async def test_an_actor_that_has_rested_is_known_as_the_one_that_runs() -> None:
         assert await region["a"].ask(Run(look)) == "counters/a"
 
 
+async def test_an_actor_in_the_context_that_another_dropped_is_known_as_the_one_that_runs() -> None:
+    async def look(_: Actor) -> object:
+        return add_actor(None, "info", {})["actor"]
+
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        await region["a"].ask(Get())
+        await settle()
+        assert region.spare_contexts
+        assert await region["b"].ask(Run(look)) == "counters/b"
+
+
 async def test_an_actor_drops_its_context_once_all_that_it_started_has_ended() -> None:
     gate = anyio.Event()
     lives: list[Incarnation] = []
