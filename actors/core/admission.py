@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from turnkeeper.runtime import Refused
@@ -50,6 +51,7 @@ __all__ = [
     "Rejected",
     "Violation",
     "ViolationName",
+    "appended",
 ]
 
 ViolationName: TypeAlias = Literal[
@@ -83,6 +85,11 @@ class Appended:
     """The event is in the log, at this seq."""
 
     seq: int
+
+
+# A value, so all conversations share those of the first seqs. One of its own for each append that
+# waits for its commit is an object of eleven that the garbage collector looks at.
+appended = lru_cache(maxsize=1_024)(Appended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from ..events import (
     UserMessageEvent,
 )
 from ..values.frozen import FrozenObject, check_json
-from .admission import AdmissionRefused, Appended, Duplicate
+from .admission import AdmissionRefused, Appended, Duplicate, appended
 from .commands import (
     Append,
     AppendAll,
@@ -220,7 +220,7 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
                 )
     _check_leaves_turn_alone(working, (event,))
     if seq := working.state.seq:  # the log has begun, so no first events go with this one
-        return Decision((event,), Appended(seq + 1), (command.written,))
+        return Decision((event,), appended(seq + 1), (command.written,))
     draft = Draft(working, stamp)
     _begin_log_before(draft, event, command.expected)
     draft.extend((event,), (command.written,))
@@ -250,7 +250,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
             raise NotAppendable(working.conversation_id, type(event).__name__)
     _check_leaves_turn_alone(working, events)
     if seq := working.state.seq:  # as in `_append`
-        return Decision(events, Appended(seq + len(events)), command.written)
+        return Decision(events, appended(seq + len(events)), command.written)
     draft = Draft(working, stamp)
     _begin_log_before(draft, events[0], command.expected)
     draft.extend(events, command.written)
