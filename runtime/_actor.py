@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ._backend import OneShot, unattended
+from ._backend import OneShot, Unattended
 from ._cell import Cell
 from ._effects import Effect
 from ._hooks import Hooks, Traits
@@ -167,7 +167,7 @@ class ActorContext:
         continue in another task: nothing that belongs to a task, such as a cancel scope or a task
         group, may be open around the wait.
         """
-        return unattended(awaited) if isinstance(awaited, OneShot) else awaited
+        return Unattended(awaited) if isinstance(awaited, OneShot) else awaited
 
     def start_effect(self, run: Callable[[], Awaitable[None]], *, name: str) -> Effect:
         """Run `run()` beside the actor, in a task of its own; return at once.

@@ -52,6 +52,7 @@ __all__ = [
     "Park",
     "TaskGroup",
     "Tasks",
+    "Unattended",
     "adopt_context",
     "cancel_scope",
     "checkpointing",
@@ -77,7 +78,6 @@ __all__ = [
     "thread_caller",
     "to_its_end",
     "trap_message",
-    "unattended",
     "uncancel",
 ]
 
@@ -166,6 +166,12 @@ class OneShot(Generic[T]):
             yield from self.wait_until_done().__await__()
         return self.result()
 
+    def __next__(self) -> OneShot[T]:
+        """Return itself until its value has come: the steps of an `Unattended` wait."""
+        if self.is_done:
+            raise StopIteration(self.result())
+        return self
+
     def result(self) -> T:
         """Return the value that has come; raise the error that `fail` was given."""
         if self.error is not None:
@@ -175,15 +181,20 @@ class OneShot(Generic[T]):
         return result
 
 
-@types.coroutine
-def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
-    """Wait as `awaited.wait()` does, in a coroutine that the runtime steps; needs no task.
+class Unattended(Generic[T]):
+    """Waits as `awaited.wait()` does, in a coroutine that the runtime steps; needs no task.
 
     The coroutine yields the one-shot itself. Its caller may leave it suspended until that is set.
     """
-    if not awaited.is_done:
-        yield awaited
-    return awaited.result()
+
+    __slots__ = ("_awaited",)
+
+    def __init__(self, awaited: OneShot[T]) -> None:
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[OneShot[T], None, T]:
+        # A generator would be one object more for each of a thousand handlers that wait.
+        return cast("Generator[OneShot[T], None, T]", self._awaited)
 
 
 class Woken(Protocol):
