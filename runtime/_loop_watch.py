@@ -5,7 +5,8 @@ inside the loop this cannot be noticed until it is over. The thread asks the loo
 life twice in `blocked_s`; if none comes in time, it looks at what the loop's thread is running.
 
 A process that is suspended gives no sign of life either, but then the thread itself waits for much
-longer than it meant to, and asks once more.
+longer than it meant to, and waits once more. Only once: a call that keeps the interpreter's lock,
+as of a regular expression, holds up the thread as well, and several in a row would do so each time.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ class LoopWatch:
 
     def _is_missed(self, sign: threading.Event) -> bool:
         monotonic = self._world.ports.monotonic
-        while True:
+        for _ in range(2):
             asked = monotonic()
             if sign.wait(self._blocked_s) or self._is_over.is_set():
                 return False
             if monotonic() - asked < 2 * self._blocked_s:
-                return True
+                break
+        return True
 
     def _report(self, sign: threading.Event) -> None:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - documented

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import anyio
 import pytest
 
 from turnkeeper.runtime import Actor, LoopBlocked, Message, Ports, Runtime
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -38,14 +40,15 @@ class Block(Message[None]):
 
 
 class Blocking(Actor[Block]):
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: Told, seconds_max: float = 1) -> None:
         self._told = told
+        self._seconds_max = seconds_max
 
     async def receive(self, message: Block) -> None:
         self.block_the_loop()
 
     def block_the_loop(self) -> None:
-        self._told.has_come.wait(1)
+        self._told.has_come.wait(self._seconds_max)
 
 
 async def test_a_handler_that_blocks_the_loop_is_reported_with_its_stack() -> None:
@@ -85,30 +88,33 @@ async def test_a_time_that_makes_no_sense_is_refused(seconds: float) -> None:
         Runtime(report_blocked_s=seconds)
 
 
+STOOD_STILL_S = 3_600.0
+
+
 async def test_a_process_that_stood_still_as_a_whole_is_no_blocked_loop() -> None:
     """Suspended, the loop gives no sign of life, and runs nothing that is worth showing."""
     told = Told()
     looks = itertools.count()
-    seen = 0
-    stood_still_s = 3_600.0
-    has_waited = threading.Event()
+    last = math.inf
+    goes_on, has_gone_on = threading.Event(), threading.Event()
 
     def monotonic() -> float:
         if threading.current_thread().name != "turnkeeper-loop-watch":
             return time.monotonic()
         nth = next(looks)
-        if nth == seen + 4:  # among any four there are the two around a wait
-            has_waited.set()
-        return time.monotonic() + nth * stood_still_s
+        if nth == last:  # the process goes on before the watch waits once more
+            goes_on.set()
+            has_gone_on.wait(60)
+        return time.monotonic() + nth * STOOD_STILL_S
 
     class Suspended(Actor[Block]):
         async def receive(self, message: Block) -> None:
             self.block_the_loop()
 
         def block_the_loop(self) -> None:
-            nonlocal seen
-            seen = next(looks)
-            while not has_waited.wait(0.05) and not told.lines:
+            nonlocal last
+            last = next(looks) + 3  # after the two of the first wait
+            while not goes_on.wait(0.05) and not told.lines:
                 pass
 
     log = logging.getLogger("turnkeeper.runtime")
@@ -117,10 +123,30 @@ async def test_a_process_that_stood_still_as_a_whole_is_no_blocked_loop() -> Non
         async with Runtime(report_blocked_s=0.05, ports=Ports(monotonic=monotonic)) as runtime:
             with anyio.fail_after(60):
                 await runtime.spawn(Suspended, name="suspended").ask(Block("hello"))
-                assert not told.lines
+                await settle()
+                has_gone_on.set()
+    finally:
+        has_gone_on.set()
+        log.removeHandler(told)
+    assert not told.lines
 
-                stood_still_s = 0.0
-                await runtime.spawn(lambda: Blocking(told), name="blocking").ask(Block("hello"))
+
+async def test_calls_that_hold_up_the_watch_too_are_reported_once_they_are_several() -> None:
+    """A regular expression keeps the interpreter's lock, and so the thread waits for it too."""
+    told = Told()
+    looks = itertools.count()
+
+    def monotonic() -> float:
+        if threading.current_thread().name != "turnkeeper-loop-watch":
+            return time.monotonic()
+        return time.monotonic() + next(looks) * STOOD_STILL_S
+
+    log = logging.getLogger("turnkeeper.runtime")
+    log.addHandler(told)
+    try:
+        async with Runtime(report_blocked_s=0.05, ports=Ports(monotonic=monotonic)) as runtime:
+            with anyio.fail_after(60):
+                await runtime.spawn(lambda: Blocking(told, 20), name="blocking").ask(Block("hello"))
     finally:
         log.removeHandler(told)
     assert told.lines
