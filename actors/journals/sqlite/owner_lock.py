@@ -145,10 +145,7 @@ class OwnerLock:
         """
         if not self.is_prepared:
             return
-        draft = Path(f"{self._sidecar}-{os.getpid()}-{next(_drafts)}")
-        with contextlib.suppress(OSError):
-            draft.unlink()  # left by a process that had this number before
-        descriptor = self._open(draft)
+        draft, descriptor = self._open_draft()
         try:
             _lock(descriptor)
         except OSError as error:
@@ -211,9 +208,19 @@ class OwnerLock:
             os.lseek(descriptor, 0, os.SEEK_SET)
             os.write(descriptor, _BEGIN + json.dumps(self.owner).encode() + b"}")
 
-    def _open(self, sidecar: Path) -> int:
+    def _open_draft(self) -> tuple[Path, int]:
+        # A file of this name may be that of a process with the same number, which was killed, or
+        # which is alive in another container.
+        while True:
+            draft = Path(f"{self._sidecar}-{os.getpid()}-{next(_drafts)}")
+            with contextlib.suppress(FileExistsError):
+                return draft, self._open(draft, os.O_EXCL)
+
+    def _open(self, sidecar: Path, flags: int = 0) -> int:
         try:
-            return os.open(sidecar, os.O_RDWR | os.O_CREAT | NO_LINKS, PRIVATE)
+            return os.open(sidecar, os.O_RDWR | os.O_CREAT | NO_LINKS | flags, PRIVATE)
+        except FileExistsError:
+            raise  # only with O_EXCL
         except FileNotFoundError as error:
             raise JournalRefused(
                 f"{self._owned} cannot be opened for writing: there is no folder "

@@ -612,8 +612,8 @@ def test_a_lock_on_a_sidecar_that_was_replaced_meanwhile_is_none(
     opened: list[int] = []
     open_sidecar = OwnerLock._open
 
-    def open_then_lose(self: OwnerLock, sidecar: Path) -> int:
-        descriptor = open_sidecar(self, sidecar)
+    def open_then_lose(self: OwnerLock, sidecar: Path, flags: int = 0) -> int:
+        descriptor = open_sidecar(self, sidecar, flags)
         opened.append(descriptor)
         if len(opened) == 1:
             rival.prepare_takeover()

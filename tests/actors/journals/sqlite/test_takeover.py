@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
@@ -13,6 +14,7 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent, brief
 from turnkeeper.actors.conversations.conversations import Conversations
 from turnkeeper.actors.errors import JournalRefused, JournalUnavailable, OwnedElsewhere
+from turnkeeper.actors.journals.sqlite import owner_lock
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.owner_lock import OwnerLock
 from turnkeeper.actors.journals.sqlite.schema import open_for_writing
@@ -209,6 +211,30 @@ async def test_of_two_takeovers_at_once_one_has_the_file(
                     raise AssertionError("entered")
         second._lock.check()
         await second.claim("c")
+
+
+def test_two_takers_with_the_same_process_number_do_not_share_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two containers on one volume, both may be process 1, and count their drafts from 0."""
+    path = tmp_path / "chats.db"
+    takers = [OwnerLock(path, f"taker {number}") for number in range(2)]
+    holder = OwnerLock(path, "holder")
+    holder.try_acquire()
+    for taker in takers:
+        monkeypatch.setattr(owner_lock, "_drafts", itertools.count())
+        taker.prepare_takeover()
+        taker.draft()
+
+    takers[1].release()  # its transaction failed
+    takers[0].take_over()
+
+    takers[0].check()
+    with pytest.raises(OwnedElsewhere, match="taker 0"):
+        OwnerLock(path, "late").try_acquire()
+    takers[0].release()
+    holder.release()
+    assert [each.name for each in tmp_path.iterdir()] == ["chats.db-owner"]
 
 
 async def test_an_opening_that_a_takeover_overtakes_takes_nothing_from_it(
