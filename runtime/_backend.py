@@ -168,9 +168,13 @@ class OneShot(Generic[T]):
 
     def __next__(self) -> OneShot[T]:
         """Return itself until its value has come: the steps of an `Unattended` wait."""
-        if self.is_done:
-            raise StopIteration(self.result())
-        return self
+        if not self.is_done:
+            return self
+        try:
+            result = self.result()
+        except StopIteration as error:  # it would end the wait like a value
+            raise RuntimeError("the error of a OneShot is a StopIteration") from error
+        raise StopIteration(result)
 
     def result(self) -> T:
         """Return the value that has come; raise the error that `fail` was given."""

@@ -172,6 +172,49 @@ async def test_an_outcome_that_is_an_error_is_raised_in_the_handler(
         cell.fail(error)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_stop_iteration_is_raised_as_an_error_and_is_not_taken_for_the_value(
+    *, is_early: bool
+) -> None:
+    """A thread whose `next` found nothing has failed: to take it for done would lose its work."""
+    cell: OneShot[int] = OneShot()
+    error = StopIteration(3)
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
+        if is_early:
+            cell.fail(error)
+
+        async def ask() -> None:
+            with pytest.raises(ActorFailed) as failed:
+                await ref.ask(Wait())
+            assert isinstance(failed.value.__cause__, RuntimeError)
+            assert failed.value.__cause__.__cause__ is error
+
+        tasks.start_soon(ask)
+        await settle()
+        cell.fail(error)
+
+
+@pytest.mark.parametrize("value", [(1, 2), (), StopIteration(3), ValueError("a value"), None])
+async def test_any_value_that_comes_is_returned_as_it_is(value: object) -> None:
+    cell: OneShot[object] = OneShot()
+
+    class Waiting(Actor):
+        async def receive(self, message: object) -> object:
+            del message
+            return await self.context.wait_for(cell)
+
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        ref = runtime.spawn(Waiting, name="waiting")
+
+        async def ask() -> None:
+            assert await ref.ask(Wait()) is value
+
+        tasks.start_soon(ask)
+        await settle()
+        cell.set(value)
+
+
 async def test_a_resident_actor_and_one_that_starts_wait_for_it_too() -> None:
     class Starts(Waiter):
         async def on_start(self) -> None:
