@@ -511,7 +511,10 @@ async def test_variables_that_a_handler_of_a_region_sets_stay_while_the_actor_re
 
 
 async def test_a_variable_that_was_set_to_what_it_was_can_be_reset_by_a_later_message() -> None:
-    """The actor failed: the token's context was dropped, as its values were as before."""
+    """The actor failed: the token's context was dropped, as its values were as before.
+
+    Another actor, which would have taken the dropped one, keeps its own meanwhile.
+    """
     from contextvars import ContextVar, Token
 
     inherited: ContextVar[str] = ContextVar("inherited")
@@ -529,7 +532,9 @@ async def test_a_variable_that_was_set_to_what_it_was_can_be_reset_by_a_later_me
         region = runtime.region("counters", counters)
         await region["a"].ask(Run(set_again))
         await settle()
+        gate = await block(region["b"])
         assert await region["a"].ask(Run(reset)) == "of the runtime"
+        gate.set()
 
 
 async def test_an_actor_that_has_rested_is_known_as_the_one_that_runs() -> None:
