@@ -25,7 +25,6 @@ from typing_extensions import TypeVar
 
 from ._cell import Cell, Spec, Watcher
 from ._lifecycle import ENDED, After
-from ._mailbox import SPARE_LANES_MAX
 from ._messages import Order, OrderKind
 from ._parent import Child, Verdict
 from ._ref import Ref, Terminated, add_watcher
@@ -43,6 +42,8 @@ __all__ = ["ORDERED_AT_ONCE", "Region"]
 ORDERED_AT_ONCE: Final = 256
 """How many actors are ordered to go before other tasks run: many become idle together, and all are
 stopped together."""
+_SPARE_CONTEXTS_MAX: Final = 1024
+"""As many as are dropped at once when a thousand actors have waited for one commit."""
 
 # Any: an actor that does not name its messages is not checked for them.
 M = TypeVar("M", default=Any)
@@ -70,7 +71,7 @@ class Region(Supervisor, Generic[M]):
         self._factory = factory
         self._spec = spec
         self._context = context
-        self.spare_contexts: deque[Context] = deque(maxlen=SPARE_LANES_MAX)
+        self.spare_contexts: deque[Context] = deque(maxlen=_SPARE_CONTEXTS_MAX)
         self._idle_s = idle_s
         self._active_max = active_max
         self._refuse_s = refuse_s

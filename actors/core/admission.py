@@ -87,8 +87,8 @@ class Appended:
     seq: int
 
 
-# A value, so all conversations share those of the first seqs. One of its own for each append that
-# waits for its commit is an object of eleven that the garbage collector looks at.
+# A value, so conversations share those of the seqs that were asked for last: with one of its own,
+# each append that waits for its commit would hold one more object for the garbage collector.
 appended = lru_cache(maxsize=1_024)(Appended)
 
 

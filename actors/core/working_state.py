@@ -133,7 +133,10 @@ class Decision:
     events: tuple[Event, ...] = ()
     reply: object = None
     written: Sequence[bytes | None] = ()
-    """The JSON of each event, if the command brought it; other events are encoded."""
+    """The JSON of the events that the command brought, by their places; others are encoded.
+
+    None stands for an event that is encoded, and so do places that are left out at the end.
+    """
     effects: tuple[TurnEffect, ...] = ()
     is_answer_over: bool = False
     """True if the running turn's answer is in the log: its pieces are dropped."""
@@ -334,6 +337,8 @@ class Draft:
         is_suspended: bool = False,
     ) -> Decision:
         """Return the decision with these events."""
+        has, needs = len(self._written), len(self._events)
+        assert has == needs, f"{has} places for the JSON of {needs} events"
         return Decision(
             events=tuple(self._events),
             reply=reply,
