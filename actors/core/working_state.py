@@ -324,8 +324,6 @@ class Draft:
     def extend(self, events: Sequence[Event], written: Sequence[bytes] = ()) -> None:
         """Add events that were made elsewhere; `written` is their JSON, if it is at hand."""
         self._events.extend(events)
-        if written and len(written) != len(events):
-            raise ValueError(f"{len(events)} events, and the JSON of {len(written)}")
         self._written.extend(written or [None] * len(events))
 
     def decision(
