@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -83,6 +85,39 @@ def test_the_example_is_served_and_its_conversations_outlive_a_kill(tmp_path: Pa
         again = send(address, {"content": "Where is order 7?"}, **{"Idempotency-Key": "m1"})
         assert again.status_code == 200
         assert again.json()["end"] == sent.json()["end"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process that runs")
+def test_a_file_that_is_closed_for_writing_is_told_and_a_restart_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    """As the runbook says: `/readyz` tells it and `/healthz` does not, and reads go on."""
+    large = {"content": "Where is order 7? " + "x" * 60_000}
+    with served(tmp_path, f"{EXAMPLE}:support") as (address, process):
+        kept = send(address, **{"Idempotency-Key": "kept"})
+        assert kept.status_code == 200
+        limit = (tmp_path / "chats.db-wal").stat().st_size + 8_192
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        assert send(address, large, **{"Idempotency-Key": "lost"}).status_code == 504
+        later = send(address, **{"Idempotency-Key": "later"})
+        assert later.status_code == 503
+        assert later.json()["type"] == "urn:turnkeeper:journal-unavailable"
+        unready = httpx.get(f"{address}/readyz", timeout=BOUND_S)
+        assert unready.status_code == 503
+        assert unready.json()["type"] == "urn:turnkeeper:not-writing"
+        assert httpx.get(f"{address}/healthz", timeout=BOUND_S).status_code == 200
+        read = httpx.get(f"{address}/v1/conversations/alice/state", timeout=BOUND_S)
+        assert read.json()["status"] == "finished"
+
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=BOUND_S)
+        assert process.returncode == 0
+        assert re.search(r"journal cannot be used .* is closed for writing in this process", told)
+
+    with served(tmp_path, f"{EXAMPLE}:support") as (address, _):
+        assert send(address, **{"Idempotency-Key": "kept"}).json()["end"] == kept.json()["end"]
+        again = send(address, large, **{"Idempotency-Key": "lost"})
+        assert "left the warehouse" in again.json()["end"]["reply"]
 
 
 DEADLY = """
