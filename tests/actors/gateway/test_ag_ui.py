@@ -349,6 +349,37 @@ async def test_a_client_that_was_left_while_it_waits_ends_at_once(node: Client) 
         assert shown["requests"] == 1
 
 
+async def test_a_client_goes_on_elsewhere_if_its_connection_falls_silent(node: Client) -> None:
+    """As one to a machine that lost its power: nothing comes, and nothing tells the client so."""
+    agent = Gated()
+    async with talking(node, agent) as talk:
+        await talk.open(resumes=True)
+        await talk.client.do("stand")
+        await talk.client.do("cut", events=3, falls_silent=True)
+        await talk.send("one")
+        await talk.until("RUN_STARTED")
+        await talk.client.do("run_on", ms=3 * GatewayLimits().heartbeat_s * 1000)
+        await talk.until("so far")
+        agent.gate.set()
+        shown = await talk.done()
+
+        assert shown["requests"] == 2
+        assert shown["messages"] == await talk.transcript()
+        assert shown["outcome"] == "success"
+
+
+async def test_a_client_is_told_of_an_event_that_cannot_be_read(node: Client) -> None:
+    """It would get the same again, however often it connects."""
+    async with talking(node, Gated()) as talk:
+        await talk.open(resumes=True)
+        await talk.client.do("cut", events=3, broken=True)
+        await talk.send("one")
+        shown = await talk.done()
+
+        assert shown["requests"] == 1
+        assert "JSON" in shown["error"]
+
+
 async def test_a_client_that_left_a_run_can_connect_to_it_again(node: Client) -> None:
     """As a page does in React's strict mode, which mounts everything twice."""
     agent = Gated()

@@ -11,14 +11,21 @@ console.error = () => undefined;
 // The stock client cancels the reader of a connection that was cut, and drops the error.
 process.on('unhandledRejection', () => undefined);
 
-const { setTimeout } = globalThis;
+const { setTimeout, clearTimeout } = globalThis;
 let standing; // while the clock stands: what waits for a time to come
 globalThis.setTimeout = (call, ms, ...given) => {
-  const waits = standing?.push(() => call(...given));
-  return waits ? setTimeout(() => undefined, 2 ** 30) : setTimeout(call, ms, ...given);
+  if (!standing) return setTimeout(call, ms, ...given);
+  const timer = setTimeout(() => undefined, 2 ** 30);
+  standing.push({ timer, ms, call: () => call(...given) });
+  return timer;
+};
+globalThis.clearTimeout = timer => {
+  standing = standing?.filter(each => each.timer !== timer);
+  clearTimeout(timer);
 };
 
-// Cuts a response off after so many events or bytes of its body, as a lost connection does.
+// Cuts a response off after so many events or bytes of its body, as a lost connection does; or
+// nothing more comes, and nobody says so; or what comes next is no event.
 function cutting(chat) {
   return async (...request) => {
     chat.requests += 1;
@@ -36,9 +43,11 @@ function cutting(chat) {
           const end = rest.indexOf('\n\n') + 2;
           const length = Math.min(end === 1 ? 0 : end, bytes);
           if (events === 0 || bytes === 0) {
+            if (cut.falls_silent) await reader.closed; // open until the client closes it
             await reader.cancel();
-            controller.error(new TypeError('network error'));
-            return;
+            if (!cut.broken) return controller.error(new TypeError('network error'));
+            controller.enqueue(new TextEncoder().encode('data: {"type":\n\n'));
+            return controller.close();
           }
           if (length) {
             controller.enqueue(new TextEncoder().encode(rest.slice(0, length)));
@@ -123,10 +132,10 @@ const operations = {
   },
   detach: ({ chat }) => chats[chat].agent.detachActiveRun(),
   stand: () => void (standing = []),
-  run_on: () => {
-    const due = standing;
+  run_on: ({ ms = 5000 }) => {
+    const due = standing.filter(each => each.ms <= ms);
     standing = undefined;
-    due.forEach(call => call());
+    due.forEach(({ call }) => call());
   },
   done: ({ chat }) => chats[chat].running,
   show: () => new Promise(resolve => setTimeout(resolve, 5)),

@@ -1,6 +1,8 @@
 import { HttpAgent } from '@ag-ui/client';
 import { Observable } from 'rxjs';
 
+const SILENCE_MS = 45_000; // the server sends at least a comment every 15 s
+
 export class ResumableHttpAgent extends HttpAgent {
   cursor; // of the newest event; give it back with `messages` before `connectAgent()`
 
@@ -36,14 +38,22 @@ export class ResumableHttpAgent extends HttpAgent {
   async #read(input, cursor, begin, subscriber, signal) {
     let opened = 0; // the events without an id that the pipeline has: all, once one with an id came
     for (let wait = 50; !signal.aborted; wait = Math.min(2 * wait, 5000)) {
+      let timer;
+      const silent = new AbortController(); // of this connection
+      const either = AbortSignal.any([signal, silent.signal]);
+      const heard = () => {
+        clearTimeout(timer);
+        timer = setTimeout(() => silent.abort(), SILENCE_MS);
+      };
       try {
-        const response = await (begin?.(signal) ?? this.#goOn(input, cursor, signal));
+        heard();
+        const response = await (begin?.(either) ?? this.#goOn(input, cursor, either));
         const { ok, status } = response;
         if (status === 204 || status === 404) return subscriber.complete(); // an empty thread
         if (!ok && status < 500 && status !== 429)
           return subscriber.error(new Error(`HTTP ${status}: ${await response.text()}`));
         let [isNew, nth] = [false, 0]; // without an id, an event opens again what is open here
-        for await (const { id, event } of framesOf(response)) {
+        for await (const { id, event } of framesOf(response, heard)) {
           if (signal.aborted) break; // nothing takes the event, so the cursor stays
           if (!id && event.type === 'RUN_ERROR') break; // of the server, not of the run
           isNew ||= id !== undefined || ++nth > opened;
@@ -52,7 +62,12 @@ export class ResumableHttpAgent extends HttpAgent {
           else if (isNew) opened += 1;
           if (/^RUN_(FINISHED|ERROR)$/.test(event.type)) return subscriber.complete();
         }
-      } catch {} // the connection was cut
+      } catch (error) {
+        if (error instanceof SyntaxError) return subscriber.error(error); // it would come again
+        // Otherwise the connection was cut, or was silent for too long.
+      } finally {
+        clearTimeout(timer);
+      }
       if (!signal.aborted)
         await new Promise(resolve => {
           setTimeout(resolve, wait);
@@ -63,9 +78,10 @@ export class ResumableHttpAgent extends HttpAgent {
   }
 }
 
-async function* framesOf(response) {
+async function* framesOf(response, heard) {
   let [rest, id, data] = ['', undefined, ''];
   for await (const part of response.body.pipeThrough(new TextDecoderStream())) {
+    heard();
     const lines = part.split('\n'); // not with the rest: an event may come in thousands of parts
     lines[0] = rest + lines[0];
     rest = lines.pop();
