@@ -42,7 +42,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
-from turnkeeper.actors.errors import OwnedElsewhere
+from turnkeeper.actors.errors import NotThisLog, OwnedElsewhere
 
 LEASE_S = 2.0  # so that the example is short; the default is 15
 TRY_AGAIN_S = 0.2
@@ -104,13 +104,21 @@ class Worker:
                 await anyio.sleep(TRY_AGAIN_S)
 
     async def events(self, request: Asked) -> Response:
-        # The SSE id is the seq, so a browser that reconnects says where it left off.
-        after = int(request.headers.get("last-event-id", "0"))
-        reader = self.conversations[request.path_params["name"]].events(after=after)
+        # The SSE id is the cursor, so a browser that reconnects says where it left off. A seq alone
+        # would not tell this log from one that was deleted and begun anew.
+        chat = self.conversations[request.path_params["name"]]
+        seq, _, event_id = request.headers.get("last-event-id", "").partition(".")
+        if seq:
+            chat = chat.expecting(seq=int(seq), event_id=event_id)
+        reader = chat.events(after=int(seq or 0))
 
         async def lines() -> AsyncIterator[str]:
-            async for seq, event in reader:
-                yield f"id: {seq}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n"
+            try:
+                async for at, event in reader:
+                    named = f"id: {at}.{event.id}\nevent: {event.kind}"
+                    yield f"{named}\ndata: {event.model_dump_json()}\n\n"
+            except NotThisLog:  # the empty id has a browser come back without one
+                yield "id:\nevent: gone\ndata: empty the screen\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 
@@ -172,18 +180,20 @@ async def main(database: str) -> None:
         print("the first worker is killed")
         await ask(second, "Are you there?")
 
-        events = partial(read_events, f"{second}/chats/{chat}", after=4, count=4)
-        print("events after 4:", ", ".join(await anyio.to_thread.run_sync(events)))
+        events = partial(read_events, f"{second}/chats/{chat}")
+        so_far = await anyio.to_thread.run_sync(partial(events, count=12))
+        cursor = list(so_far)[7]
+        after = await anyio.to_thread.run_sync(partial(events, cursor=cursor, count=4))
+        told = (f"{at.partition('.')[0]} {kind}" for at, kind in after.items())
+        print("events after 8:", ", ".join(told))
 
 
-def read_events(url: str, *, after: int, count: int) -> list[str]:
-    """Return the ids and the names of the first `count` server-sent events."""
-    request = Request(url, headers={"last-event-id": str(after)})  # noqa: S310 - a worker's own
+def read_events(url: str, *, cursor: str = "", count: int) -> dict[str, str]:
+    """Return the ids and the names of the first `count` server-sent events after the cursor."""
+    request = Request(url, headers={"last-event-id": cursor})  # noqa: S310 - a worker's own
     with open_url(request) as lines:
         events = [[next(lines).decode().strip() for _ in range(4)] for _ in range(count)]
-    return [
-        f"{seq.removeprefix('id: ')} {kind.removeprefix('event: ')}" for seq, kind, *_ in events
-    ]
+    return {at.removeprefix("id: "): kind.removeprefix("event: ") for at, kind, *_ in events}
 
 
 @contextmanager

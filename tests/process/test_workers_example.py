@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
@@ -33,7 +34,7 @@ def test_a_request_finds_the_owner_and_another_worker_takes_over_when_it_is_dead
         "'My order?' to the second worker: 'You said: My order?' by the first worker",
         "the first worker is killed",
         "'Are you there?' to the second worker: 'You said: Are you there?' by the second worker",
-        "events after 4: 5 turn_started, 6 user_message, 7 agent_message, 8 turn_ended",
+        "events after 8: 9 turn_started, 10 user_message, 11 agent_message, 12 turn_ended",
     ]
     assert ran.returncode == 0
 
@@ -51,3 +52,23 @@ def test_what_the_owner_refuses_is_answered_at_the_other_worker_too() -> None:
         for worker in workers:
             reply = client.post(f"{worker}/{chat}", content="something else", headers=key)
             assert reply.status_code == 500
+
+
+def test_a_reader_that_comes_back_to_a_log_begun_anew_is_told_so() -> None:
+    """By the seq alone it would go on in the new log, behind what it has of the old one."""
+    started_worker = runpy.run_path(str(EXAMPLE))["started_worker"]
+    chat = f"chats/{uuid4().hex}"
+    with ExitStack() as stack:
+        (worker, _) = stack.enter_context(started_worker(postgres.conninfo()))
+        client = stack.enter_context(httpx.Client(base_url=worker, timeout=60))
+        client.post(f"/{chat}", content="hello")
+
+        def first_lines(**headers: str) -> list[str]:
+            with client.stream("GET", f"/{chat}", headers=headers) as stream:
+                return list(islice(stream.iter_lines(), 2))
+
+        cursor = first_lines()[0].removeprefix("id: ")
+        seq, _, event_id = cursor.partition(".")
+        assert first_lines(**{"last-event-id": cursor})[0].startswith("id: 2.")
+        another_log = f"{seq}.{event_id[::-1]}"
+        assert first_lines(**{"last-event-id": another_log}) == ["id:", "event: gone"]
