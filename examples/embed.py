@@ -27,6 +27,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.errors import NotThisLog
 
 # What ASGI itself calls these; its messages are plain dictionaries.
 Message = MutableMapping[str, Any]
@@ -79,12 +80,25 @@ class App:
 
     async def _events(self, scope: Message, send: Send) -> None:
         assert self._conversations is not None
-        # The SSE id is the seq, so a browser that reconnects says where it left off.
-        after = int(dict(scope["headers"]).get(b"last-event-id", b"0"))
+        # The SSE id is the cursor, so a browser that reconnects says where it left off. A seq alone
+        # would not tell this log from one that was deleted and begun anew.
+        chat = self._conversations[_name(scope)]
+        after, _, event_id = (
+            dict(scope["headers"]).get(b"last-event-id", b"").decode().partition(".")
+        )
+        if after:
+            chat = chat.expecting(seq=int(after), event_id=event_id)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        async for seq, event in self._conversations[_name(scope)].events(after=after, live=False):
-            line = f"id: {seq}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n"
+
+        async def write(line: str) -> None:
             await send({"type": "http.response.body", "body": line.encode(), "more_body": True})
+
+        try:
+            async for seq, event in chat.events(after=int(after or 0), live=False):
+                named = f"id: {seq}.{event.id}\nevent: {event.kind}"
+                await write(f"{named}\ndata: {event.model_dump_json()}\n\n")
+        except NotThisLog:  # the empty id has a browser come back without one
+            await write("id:\nevent: gone\ndata: empty the screen\n\n")
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -142,10 +156,12 @@ async def main() -> None:
                 users.start_soon(ask, "bob", "Hello")
                 await anyio.sleep(0.05)
                 users.start_soon(ask, "alice", "Sorry: order 7")
-            events = await request(application, "GET", "alice", headers={"last-event-id": "2"})
-            print("alice's events after 2:")
+            events = (await request(application, "GET", "alice")).split("\n\n")
+            cursor = events[1].partition("\n")[0].removeprefix("id: ")
+            after = await request(application, "GET", "alice", headers={"last-event-id": cursor})
+            print("alice's events after the second:")
             print(
-                "\n".join(line for line in events.splitlines() if line.startswith(("id", "event")))
+                "\n".join(line for line in after.splitlines() if line.startswith(("id", "event")))
             )
             stop.set()
 
