@@ -44,6 +44,7 @@ from ._journal_jobs import LEASE_S, is_url, open_journal, was_url
 
 if sys.platform != "win32":
     import fcntl
+    import resource
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -73,6 +74,10 @@ BLOCKED_S = 1.0
 DATABASE_WAIT_S = 60.0
 DATABASE_PAUSE_S = 0.5
 """Seconds between two attempts to open a database that is away."""
+FILES_MAX = 65_536
+"""How many files a server may open if its hard limit allows so many: more than it takes
+connections. Programs that a tool starts inherit the limit, and some of them close every file up to
+it, so it does not become the billion that containers may allow."""
 Backend = Literal["asyncio", "trio"]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
@@ -255,6 +260,7 @@ def serve(
     from ..gateway import BearerTokens, NodeKeys  # noqa: PLC0415 - an extra
 
     found = _load_agent(agent)
+    _allow_more_files()
     try:
         check_drain(grace, "queue")  # checked now, not when the drain begins
         with ExitStack() as listening:
@@ -509,6 +515,21 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _allow_more_files() -> None:
+    """Raise the soft limit of open files: it is 1,024 on many systems, as `select` needs it.
+
+    Nothing that serves calls `select`, and with the usual 1,024 the connections that clients keep
+    open for `KEEP_ALIVE_S` would keep others out.
+    """
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with suppress(OSError, ValueError):  # macOS may allow fewer than its hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import anyio
@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.cli._serve import FILES_MAX
 
 from ..actors.gateway.node import client, install
 from ..ports import free_port
@@ -118,6 +119,22 @@ def test_a_file_that_is_closed_for_writing_is_told_and_a_restart_loses_nothing(
         assert send(address, **{"Idempotency-Key": "kept"}).json()["end"] == kept.json()["end"]
         again = send(address, large, **{"Idempotency-Key": "lost"})
         assert "left the warehouse" in again.json()["end"]["reply"]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells the limits of another process"
+)
+def test_a_server_raises_its_soft_limit_of_files(tmp_path: Path) -> None:
+    """It is 1,024 on many systems, and clients keep their connections for 75 seconds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        _, process = stack.enter_context(served(tmp_path, f"{EXAMPLE}:support"))
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+
+    # Not to a hard limit of a billion, or none, as in containers.
+    assert limits == (hard if 0 <= hard < FILES_MAX else FILES_MAX, hard)
 
 
 DEADLY = """
