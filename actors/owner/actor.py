@@ -59,6 +59,7 @@ from ..core.commands import (
     DropOverdue,
     EndTurn,
     GetView,
+    Leave,
     NoteRequest,
     Pause,
     Propose,
@@ -610,6 +611,8 @@ class ConversationActor(Actor[Command | Query]):
                 match effect:
                     case StopTurn(turn_id):
                         self._stop_agent(turn_id)
+                        if isinstance(one.command, Leave):
+                            self._setup.drain.interrupted.add(self._conversation_id)
                     case StartTurn(turn_id, unstarted):
                         self._start_agent(turn_id, unstarted)
         if self._condensing is not None:

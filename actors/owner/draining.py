@@ -52,6 +52,8 @@ class Drain:
     active: set[str] = field(default_factory=set)
     """The conversations that were active since it began."""
     interrupted: set[str] = field(default_factory=set)
+    """Each owner adds its own, once `Leave` is committed: the call that asked for it may have been
+    cancelled, and the next one would not be told."""
     are_all_told: bool = False
     """True once each owner was told to leave, or had left; after a cancellation, the region goes on
     to stop, and answers no further `Leave`."""
@@ -101,8 +103,7 @@ async def _tell_all(region: Region[Command | Query], drain: Drain, ports: Ports)
 
     async def leave(conversation_id: str) -> None:
         try:
-            if await region[conversation_id].ask(Leave(), control=True):
-                drain.interrupted.add(conversation_id)
+            await region[conversation_id].ask(Leave(), control=True)
         except TurnkeeperError as error:
             log_unavailable("turn not ended", error, conversation=conversation_id)
 

@@ -576,6 +576,29 @@ async def test_a_drain_that_is_cancelled_while_its_owners_end_is_ended_by_the_ne
     assert caplog.messages == []
 
 
+async def test_a_drain_that_is_called_again_tells_of_the_turns_that_the_first_interrupted() -> None:
+    """Cancelled while it told the owners to leave, it had not heard from all of them yet."""
+    names = [f"c{n}" for n in range(3)]
+    for steps in range(1, 1_000):
+        held = HeldAgent()
+        held.hold("A")
+        world = World(held)
+        async with world.process() as here:
+            for name in names:
+                await here[name].send("A")
+            async with anyio.create_task_group() as group:
+                group.start_soon(here.drain, 0.0)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                are_all_told = here._setup.drain.are_all_told
+                group.cancel_scope.cancel()
+            drained = await here.drain(0.0)
+        assert drained == Drained(released=3, interrupted=tuple(names)), steps
+        if are_all_told:
+            return
+    raise AssertionError("the first drain has not told all owners")
+
+
 @pytest.mark.parametrize("grace_s", [-1.0, float("inf"), float("nan"), cast("Any", "5")])
 async def test_a_grace_that_makes_no_sense_is_refused(grace_s: float) -> None:
     async with World(HeldAgent()).process() as here:
