@@ -345,9 +345,10 @@ class Conversation:
         keeps no owner active; drop it to end it. Raises `InvalidInput` for an argument of another
         type.
 
-        A seq does not tell a log from one that was begun anew under the same id. To continue after
-        a restart, keep the id of the event, too, and read from
-        `expecting(seq=seq, event_id=event_id)`, with `after=seq`: then the iteration raises
+        With `live` and an `after` beyond the end of the log, the iteration waits until the log has
+        grown beyond it, and does not say so. And a seq does not tell a log from one that was begun
+        anew under the same id. To continue after a restart, keep the id of the event, too, and read
+        from `expecting(seq=seq, event_id=event_id)`, with `after=seq`: then the iteration raises
         `NotThisLog` if the log does not have that event there.
         """
         expected = self._expected_at(after)
