@@ -582,8 +582,8 @@ class Recover(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Leave(Message[bool]):
-    """End the running turn because its process leaves; False if there is nothing to end."""
+class Leave(Message[None]):
+    """End the running turn because its process leaves, if there is one to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -796,9 +796,9 @@ def _leave(draft: Draft) -> Decision:
     turns = working.state.turns
     running = turns.running
     if running is None or turns.waits_for is not None or working.hands_turns_over:
-        return Decision(reply=False)
+        return Decision()
     _interrupt(draft, running, "its process was drained")
-    return _then_next_queued(draft, StopTurn(running.turn_id), reply=True)
+    return _then_next_queued(draft, StopTurn(running.turn_id))
 
 
 def decide_fork(working: WorkingState, seq: int, stamp: Stamp, *, owner: str) -> tuple[Event, ...]:
