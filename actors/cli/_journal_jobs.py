@@ -199,7 +199,7 @@ async def read(
                 # Read smaller and smaller pages, to get all whole records before the damage.
                 if limit == 1:
                     return log, str(error)
-                limit //= 8
+                limit = max(1, limit // 8)
             else:
                 if not records:
                     return log, None
