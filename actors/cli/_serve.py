@@ -618,6 +618,7 @@ class _Served:
         """Serve until a signal. Raises `JournalUnavailable` if the database stays away."""
         failure: TurnkeeperError | None = None
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            _load(self.backend)
             async with AsyncExitStack() as stack:
                 runtime = await stack.enter_async_context(Runtime(report_blocked_s=BLOCKED_S))
                 try:
@@ -759,6 +760,12 @@ class _Served:
         if self.nodes is not None:
             told.append(f"other machines reach this one at {self.nodes.address}")
         return told
+
+
+def _load(backend: Backend) -> None:
+    """Load what serves before the event loop is watched: from a cold disk it may take seconds."""
+    for name in ("conversations.conversations", "gateway.application", f"cli._{backend}_server"):
+        importlib.import_module(f"..{name}", __package__)
 
 
 async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:

@@ -369,6 +369,38 @@ slow = ToolAgent(ScriptedModel(answer), [look])
 )
 
 
+LOADED = """
+import sys
+from turnkeeper.actors.cli import _app, _serve
+
+def watched(**_):
+    print(*(name for name in sys.argv.pop().split() if name in sys.modules))
+    sys.exit()
+
+_serve.Runtime = watched
+_app.app(sys.argv[1:-1])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_serves_is_loaded_before_the_event_loop_is_watched(
+    tmp_path: Path, backend: str
+) -> None:
+    """From a cold disk this takes seconds, and would be reported as code that blocks the loop."""
+    server = {"asyncio": "uvicorn", "trio": "hypercorn"}[backend]
+    loaded = f"fastapi {server} turnkeeper.actors.conversations.conversations"
+    arguments = ("serve", f"{EXAMPLE}:support", "--port", "0", "--backend", backend, loaded)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert ran.stdout.splitlines()[-1:] == [loaded], ran.stderr
+
+
 BLOCKING = """
 import logging
 import threading
