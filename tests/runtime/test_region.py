@@ -537,20 +537,12 @@ async def test_a_variable_that_was_set_to_what_it_was_can_be_reset_by_a_later_me
         gate.set()
 
 
-async def test_an_actor_that_has_rested_is_known_as_the_one_that_runs() -> None:
-    """Its context was dropped at rest, and made again for the next message."""
+@pytest.mark.parametrize("name", ["a", "b"])
+async def test_an_actor_that_wakes_in_a_dropped_context_is_known_as_the_one_that_runs(
+    name: str,
+) -> None:
+    """The context was dropped by `a`, at rest."""
 
-    async def look(_: Actor) -> object:
-        return add_actor(None, "info", {})["actor"]
-
-    async with Runtime() as runtime:
-        region = runtime.region("counters", counters)
-        await region["a"].ask(Get())
-        await settle()
-        assert await region["a"].ask(Run(look)) == "counters/a"
-
-
-async def test_an_actor_in_the_context_that_another_dropped_is_known_as_the_one_that_runs() -> None:
     async def look(_: Actor) -> object:
         return add_actor(None, "info", {})["actor"]
 
@@ -559,7 +551,7 @@ async def test_an_actor_in_the_context_that_another_dropped_is_known_as_the_one_
         await region["a"].ask(Get())
         await settle()
         assert region.spare_contexts
-        assert await region["b"].ask(Run(look)) == "counters/b"
+        assert await region[name].ask(Run(look)) == f"counters/{name}"
 
 
 async def test_an_actor_drops_its_context_once_all_that_it_started_has_ended() -> None:

@@ -1414,10 +1414,9 @@ async def test_damage_is_a_corrupt_log_that_names_the_place(
         assert caught.value.seq == seq
 
 
-async def test_a_page_is_read_in_two_statements_and_not_behind_a_record_that_is_missing(
-    schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each statement is a round trip: one for the conversation's row, and one for the records."""
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The statements of reads, each a round trip, in the order of their execution."""
     executed: list[object] = []
     execute = BoundedConnection.execute
 
@@ -1426,11 +1425,18 @@ async def test_a_page_is_read_in_two_statements_and_not_behind_a_record_that_is_
             executed.append(query)
         return execute(connection, query, *args, **kwargs)
 
+    monkeypatch.setattr(BoundedConnection, "execute", note)
+    return executed
+
+
+async def test_a_page_is_read_in_two_statements_and_not_behind_a_record_that_is_missing(
+    schema: str, executed: list[object]
+) -> None:
+    """One is for the conversation's row, and one for the records."""
     async with make_journal(schema) as journal:
         await append(journal, "c", await journal.claim("c"), 1, "e1", "e2", "e3")
-        with monkeypatch.context() as patched:
-            patched.setattr(BoundedConnection, "execute", note)
-            (found,) = await journal.read("c", after=2)
+        executed.clear()
+        (found,) = await journal.read("c", after=2)
         assert found.event_id == "e3"
         assert len(executed) == 2
 
@@ -1601,17 +1607,9 @@ async def test_conversations_are_listed_page_by_page(
 
 
 async def test_a_read_takes_no_more_round_trips_at_any_depth_of_forks(
-    schema: str, monkeypatch: pytest.MonkeyPatch
+    schema: str, executed: list[object]
 ) -> None:
     """As edits in a row make them: each fork begins shortly behind the one before."""
-    executed: list[object] = []
-    execute = BoundedConnection.execute
-
-    def note(connection: BoundedConnection, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - psycopg's own
-        if connection.read_only:  # the reader's, and not that of another thread
-            executed.append(query)
-        return execute(connection, query, *args, **kwargs)
-
     counts: list[int] = []
     async with make_journal(schema) as journal:
         for depth in (2, 20):
@@ -1626,11 +1624,9 @@ async def test_a_read_takes_no_more_round_trips_at_any_depth_of_forks(
                     records=records,
                     is_unfinished=False,
                 )
-            with monkeypatch.context() as patched:
-                patched.setattr(BoundedConnection, "execute", note)
-                executed.clear()
-                found = await journal.read(f"{depth} {depth}")
-                counts.append(len(executed))
+            executed.clear()
+            found = await journal.read(f"{depth} {depth}")
+            counts.append(len(executed))
             assert [one.event_id for one in found] == [f"e{seq}" for seq in range(1, depth + 2)]
             for after, limit in ((0, 1), (1, 2), (depth - 1, 9)):
                 page = await journal.read(f"{depth} {depth}", after=after, limit=limit)
