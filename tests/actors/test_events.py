@@ -12,7 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from tests.actors.core.logs import Maker
 from turnkeeper.actors import events
-from turnkeeper.actors.core.records import check_texts
+from turnkeeper.actors.core import records
+from turnkeeper.actors.core.records import check_texts, write_event
+from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
     EVENT_CLASSES,
     ActionEvent,
@@ -29,6 +31,7 @@ from turnkeeper.actors.events import (
     TaskListUpdatedEvent,
     ThinkingBlock,
     TokenUsage,
+    TurnEndedEvent,
     UnknownEvent,
     UserMessageEvent,
     decode_event,
@@ -359,3 +362,60 @@ def test_the_table_of_shared_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     share_fields(AgentMessageEvent(content="two", interrupted=True))
 
     assert table.keys() == {frozenset({"content"})}
+
+
+class AskedFor:
+    """A serializer of pydantic's that notes what it is asked to say of warnings."""
+
+    def __init__(self, serializer: Any) -> None:  # noqa: ANN401 - pydantic's
+        self._serializer = serializer
+        self.warnings: list[object] = []
+
+    def to_json(self, event: Event, **asked: Any) -> bytes:  # noqa: ANN401 - as pydantic's
+        self.warnings.append(asked.get("warnings"))
+        written: bytes = self._serializer.to_json(event, **asked)
+        return written
+
+
+def test_pydantic_is_asked_for_warnings_once_for_each_class_and_types_of_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To ask costs as much as the JSON, and lets every thread that waits take the interpreter."""
+    monkeypatch.setattr(records, "_known_shapes", set())
+    asked = AskedFor(AgentMessageEvent.__pydantic_serializer__)
+    monkeypatch.setattr(AgentMessageEvent, "__pydantic_serializer__", asked)
+
+    written = [
+        write_event(AgentMessageEvent(content=content, turn_id=turn))
+        for content, turn in (("one", None), ("two", None), ("three", "t"), ("four", "t"))
+    ]
+
+    assert [json.loads(each)["content"] for each in written] == ["one", "two", "three", "four"]
+    assert asked.warnings == ["error", None, "error", None]
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "value"),
+    [
+        (AgentMessageEvent(content="fine"), "content", 5),
+        (AgentMessageEvent(content="fine"), "timestamp", "today"),
+        (AgentMessageEvent(content="fine"), "turn_id", True),
+        (UserMessageEvent(content="fine"), "is_reminder", "no"),
+        # Values of the right type: pydantic does not warn of these, so they are read back.
+        (TurnEndedEvent(turn_id="t", outcome="completed"), "outcome", "forgotten"),
+        (
+            ActionEvent(tool_call_id="c", tool_name="look", llm_response_id="r", risk="low"),
+            "risk",
+            "none",
+        ),
+    ],
+)
+def test_an_event_changed_by_force_is_refused_after_one_that_was_not(
+    event: Event, name: str, value: object
+) -> None:
+    write_event(event)
+    write_event(event)
+    object.__setattr__(event, name, value)
+
+    with pytest.raises(InvalidInput):
+        write_event(event)
