@@ -126,7 +126,15 @@ def app(
         ports=ports if ports is not None else Ports(),
         is_read_only=read_only,
     )
-    api = FastAPI(title="turnkeeper", docs_url=None, redoc_url=None, redirect_slashes=False)
+    api = FastAPI(
+        title="turnkeeper",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        # In a program that has set up OpenTelemetry, FastAPI would record the queries of searches,
+        # and the texts and frames of unhandled errors. Older releases ignore this.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     api.state.service = service
     for part in ROUTERS:
         api.include_router(part, responses={"default": PROBLEM})

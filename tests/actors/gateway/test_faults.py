@@ -11,6 +11,12 @@ import pytest
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from httpx import Response
+from opentelemetry import _logs, trace
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.requests import HTTPConnection
 
 from turnkeeper.actors import gateway
@@ -321,6 +327,29 @@ async def test_an_unknown_parameter_is_told_to_nobody_without_a_token(tmp_path: 
             assert reply.status_code == status
         written = await world.http.post(f"{HERE}/pause?now=1", json={}, headers=known)
         assert written.status_code == 403
+
+
+async def test_a_program_that_set_up_opentelemetry_is_told_nothing_of_requests_by_fastapi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FastAPI's own telemetry records queries, and the texts and frames of unhandled errors."""
+    spans = InMemorySpanExporter()
+    logs = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]  # as it comes
+    tracers, loggers = TracerProvider(), LoggerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    loggers.add_log_record_processor(SimpleLogRecordProcessor(logs))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: tracers)
+    monkeypatch.setattr(_logs, "get_logger_provider", lambda: loggers)
+
+    async def breaks(request: HTTPConnection) -> gateway.Principal | None:
+        raise RuntimeError(f"no ticket in {request.url.query}")
+
+    async with gateway_world(authenticate=breaks) as world:
+        reply = await world.http.get(f"{HERE}?ticket=planted")
+
+    assert reply.status_code == 500
+    assert not spans.get_finished_spans()
+    assert not logs.get_finished_logs()
 
 
 async def test_an_authenticate_of_the_applications_own_may_read_a_parameter() -> None:
