@@ -213,13 +213,14 @@ Park: TypeAlias = Callable[[Woken], Awaitable[None]]
 
 def park(awaited: Woken) -> Awaitable[None]:
     """Park the running task until it is woken. A one-shot that is passed here must not be done."""
-    # Nearly every wait comes here, and `_trio` takes longer to ask trio. A loop of asyncio's may be
-    # the host of trio's guest run, and then trio has to be asked.
-    is_in_asyncio = asyncio._get_running_loop() is not None  # noqa: SLF001 - in its `__all__`
-    trio_module = _trio() if is_in_asyncio else sys.modules.get("trio")
-    if trio_module is not None:
-        return _park_trio(trio_module.lowlevel, awaited)
-    future: asyncio.Future[None] = asyncio.Future()  # of the running loop
+    # Nearly every wait comes here, and to ask trio takes longer than all the rest. A loop of
+    # asyncio's may be the host of trio's guest run, but steps that in no task of its own.
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - in its `__all__`
+    if loop is None or asyncio.current_task(loop) is None:
+        trio_module = sys.modules.get("trio") if loop is None else _trio()
+        if trio_module is not None:
+            return _park_trio(trio_module.lowlevel, awaited)
+    future: asyncio.Future[None] = asyncio.Future(loop=loop)
     awaited.waker = future
     return future
 
