@@ -76,16 +76,22 @@ _ERASED_MAX = 1_000
 _POLL_S = 0.5
 _RETRY_S = 5.0
 
+_SEARCHED = ", ".join(f"'{kind}'" for kind in SEARCHED_KINDS)
+
 # A part of the statement of an append; `moved` has the conversations that it has moved. The second
 # one is for a statement that has moved only conversations with new messages.
-QUEUED = """
+QUEUED = f"""
     , queued AS (
         INSERT INTO search_queue (log, at_us, is_moved)
         SELECT s.log, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, false
-        FROM unnest(%(said_logs)b::bigint[]) AS s(log)
-        WHERE s.log IN (SELECT log FROM moved) AND EXISTS (SELECT FROM search)
+        FROM (
+            SELECT unnest(%(logs)b::bigint[]) AS log, unnest(%(kinds)s::text[]) AS kind
+        ) AS s
+        WHERE s.kind IN ({_SEARCHED}) AND s.log IN (SELECT log FROM moved)
+            AND EXISTS (SELECT FROM search)
+        GROUP BY s.log
     )
-"""
+"""  # noqa: S608 - our own text
 ALL_QUEUED = """
     , queued AS (
         INSERT INTO search_queue (log, at_us, is_moved)

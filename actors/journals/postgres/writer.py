@@ -109,6 +109,9 @@ _LISTENERS = """
 
 
 _number_of, _epoch_of, _head_of, _tip_of = map(attrgetter, ("number", "epoch", "head", "tip"))
+_is_unfinished = attrgetter("is_unfinished")
+_kind_of = attrgetter("kind")
+_SEARCHED = frozenset(SEARCHED_KINDS)
 
 
 # True of every row. PostgreSQL takes it for selective, so it looks each conversation up by its id,
@@ -162,11 +165,13 @@ _MANY = f"""
             WHERE e.log IN (SELECT log FROM moved)
         )
 """  # noqa: S608 - our own text
+# Of all, nobody asks which they are.
+_NOT_ALL = "CASE WHEN count(*) < cardinality(%(ids)b::bigint[]) THEN array_agg(id) END"
 
 
 def _append_text(*, is_one: bool, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
     """Return the statement of an append: with listings of the two kinds, with searched messages."""
-    begun, queued = (_ONE, ALL_QUEUED) if is_one else (_MANY, QUEUED)
+    begun, queued, not_all = (_ONE, ALL_QUEUED, "NULL") if is_one else (_MANY, QUEUED, _NOT_ALL)
     if is_recent and is_one:
         begun = begun.replace(_RETURNED, f"{_RETURNED}, c.name, 1 AS r_place")
     elif is_recent:
@@ -177,7 +182,7 @@ def _append_text(*, is_one: bool, is_recent: bool, is_listed: bool, is_said: boo
         {RECENT if is_recent else ""}
         {LISTED if is_listed else ""}
         {queued if is_said else ""}
-        SELECT array_agg(id), {_LISTENERS} FROM moved
+        SELECT count(*), {not_all}, {_LISTENERS} FROM moved
     """.encode()  # noqa: S608 - our own text
 
 
@@ -443,35 +448,34 @@ class PostgresWriter:
         # Not as a difference of sets: that would pass over all tails, one for each conversation.
         self._load({one for job in jobs if (one := job.conversation_id) not in self._tails})
         statement = self._statement()
-        alone: dict[str, list[Append]] = {}
+        alone: list[Append] = []
+        names_alone: set[str] = set()
         for job in jobs:
             name = job.conversation_id
             tail = self._tails.get(name)
-            is_next = (
-                name not in alone
-                and tail is not None
+            if (
+                tail is not None
                 and job.epoch == tail.epoch
                 and job.expected_seq == tail.head + 1
+                and name not in names_alone
                 and not (tail.prefix and any(self._known(tail, job.records)))
-            )
-            if is_next and tail is not None:
+            ):
                 try:
                     statement.add(tail, job)
                     self._tails.move_to_end(name)  # the least recently used one is dropped first
                     continue
                 except (TypeError, ValueError):
                     self._tails.pop(name)  # raised again when it is tried alone
-            alone.setdefault(name, []).append(job)
-        try:
-            moved = statement.run(self.connection.kept_cursor, self._failpoint)
-        except (psycopg.IntegrityError, *UNENCODABLE):
-            moved = set()  # trying one by one finds the append at fault
+            alone.append(job)
+            names_alone.add(name)  # those behind it stay behind it
+        # If it fails, trying one by one finds the append at fault.
+        with suppress(psycopg.IntegrityError, *UNENCODABLE):
+            statement.run(self.connection.kept_cursor, self._failpoint)
         self._tell(statement)
-        for tail, added in statement.added:
-            if tail.number not in moved:
-                self._tails.pop(tail.name, None)
-                alone[tail.name] = added + alone.get(tail.name, [])
-        return [job for some in alone.values() for job in some]
+        left = statement.left
+        for job in left:
+            self._tails.pop(job.conversation_id, None)
+        return [*left, *alone]
 
     def _append_alone(self, job: Append) -> None:
         """Do one append; raise the exact reason if it is refused."""
@@ -983,19 +987,20 @@ class _Statement:
     def __init__(self, node: int, now_us: int) -> None:
         self._node = node
         self._now_us = now_us
-        self.moved: Sequence[str] = ()
+        self.moved: Collection[str] = ()
         """After it was run: the names of the conversations that it has appended to."""
         self.newest: Tail | None = None
         """After it was run: the tail of one of these; None if there are none."""
         self.listeners = 0
         """After it was run: how many other processes listened."""
-        # By conversation: the tail as the statement leaves it, and the appends that move it there.
-        self._by_name: dict[str, tuple[Tail, list[Append]]] = {}
-        self._heads_before: list[int] = []
-        # Of `event`: the columns from `log` to `payload`.
-        self._rows: list[tuple[int, int, int, str, str, str | None, int, bytes]] = []
+        # By conversation: the tail as the statement leaves it, and the head that it had before.
+        self._tails: dict[str, Tail] = {}
+        self._heads_before: dict[str, int] = {}
+        self._appends: list[Append] = []
+        # Of each new row of `event`: the log, the seq, the epoch and the mark; and the rest.
+        self._places: list[tuple[int, int, int, int]] = []
+        self._records: list[Record] = []
         self._listings: dict[int, Listing] = {}
-        self._said_logs: set[int] = set()
 
     @property
     def listed(self) -> Iterable[int]:
@@ -1003,29 +1008,26 @@ class _Statement:
         return self._listings.keys()
 
     @property
-    def added(self) -> Sequence[tuple[Tail, list[Append]]]:
-        return list(self._by_name.values())
+    def left(self) -> Sequence[Append]:
+        """After it was run, or has failed: the appends to the conversations it has not moved."""
+        if len(self.moved) == len(self._tails):
+            return ()
+        return [job for job in self._appends if job.conversation_id not in self.moved]
 
     def add(self, tail: Tail, job: Append) -> None:
         """Add one append and move its tail on; raise if a record cannot be encoded."""
-        log, before, epoch, mark = tail.log, tail.head, tail.epoch, tail.tip
-        seq = before
-        rows = []
-        is_said = False
+        log, seq, epoch, mark = tail.log, tail.head, tail.epoch, tail.tip
+        before = seq
+        places = []
         for event_id, kind, payload, message_id in job.records:
             seq += 1
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
-            rows.append((log, seq, epoch, event_id, kind, message_id, mark, payload))
-            is_said = is_said or kind in SEARCHED_KINDS
-        if is_said:
-            self._said_logs.add(log)
-        added = self._by_name.get(tail.name)
-        if added is None:
-            self._by_name[tail.name] = (tail, [job])
-            self._heads_before.append(before)
-        else:
-            added[1].append(job)
-        self._rows += rows
+            places.append((log, seq, epoch, mark))
+        self._tails[tail.name] = tail
+        self._heads_before.setdefault(tail.name, before)
+        self._appends.append(job)
+        self._records += job.records
+        self._places += places
         job.settle(range(before + 1, seq + 1))
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
@@ -1034,63 +1036,67 @@ class _Statement:
         elif job.expected_seq == tail.forked_at + 1:
             self._listings[tail.number] = bare_listing(self._now_us)
 
-    def run(self, cursor: psycopg.Cursor[Any], failpoint: Callable[[str], None]) -> set[int]:
-        """Execute the statement; return the numbers of the conversations that it moved."""
-        if not self._by_name:
-            return set()
-        tails = [tail for tail, _ in self._by_name.values()]
+    def run(self, cursor: psycopg.Cursor[Any], failpoint: Callable[[str], None]) -> int:
+        """Execute the statement; return how many conversations it has moved."""
+        if not self._tails:
+            return 0
+        tails = list(self._tails.values())
         failpoint("begin")
         listed: dict[str, object] = {}
         is_recent = is_listed = False
         if self._listings:
             listings = [(tail, self._listings.get(tail.number)) for tail in tails]
             listed, is_recent, is_listed = listed_parameters(listings)
-        is_one = len(self._rows) == 1
+        is_one = len(self._records) == 1
+        is_said = not _SEARCHED.isdisjoint(map(_kind_of, self._records))
         row = cursor.execute(
-            _APPENDS[is_one, is_recent, is_listed, bool(self._said_logs)],
+            _APPENDS[is_one, is_recent, is_listed, is_said],
             {
                 **listed,
                 "node": self._node,
-                "said_logs": Numbers(sorted(self._said_logs)),
                 "now_us": self._now_us,
                 **(self._one(tails[0]) if is_one else self._many(tails)),
             },
         ).fetchone()
         failpoint("committed")
         assert row is not None, "an aggregate has one row"
-        moved = set(row[0] or ())
-        self.listeners = row[1]
-        appended = [tail for tail in tails if tail.number in moved]
-        self.moved = [tail.name for tail in appended]
-        self.newest = appended[-1] if appended else None
-        return moved
+        count: int
+        count, numbers, self.listeners = row
+        if count == len(tails):
+            self.moved = self._tails.keys()
+            self.newest = tails[-1]
+        elif count:
+            some = set(numbers)
+            appended = [tail for tail in tails if tail.number in some]
+            self.moved = {tail.name for tail in appended}
+            self.newest = appended[-1]
+        return count
 
     def _one(self, tail: Tail) -> Mapping[str, object]:
         """Return the parameters of one event, always of the same types: it is prepared for them."""
-        ((_, seq, epoch, event_id, kind, message_id, mark, payload),) = self._rows
+        ((event_id, kind, payload, message_id),) = self._records
         return {
             "id": Int8(tail.number),
-            "seq": Int8(seq),
-            "epoch": Int8(epoch),
+            "seq": Int8(tail.head),
+            "epoch": Int8(tail.epoch),
             "event_id": event_id,
             "kind": kind,
             "message_id": message_id,
-            "mark": Int8(mark),
+            "mark": Int8(tail.tip),
             "payload": payload,
             "is_unfinished": tail.is_unfinished,
         }
 
     def _many(self, tails: Sequence[Tail]) -> Mapping[str, object]:
-        logs, seqs, epochs, event_ids, kinds, message_ids, marks, payloads = zip(
-            *self._rows, strict=True
-        )
+        logs, seqs, epochs, marks = zip(*self._places, strict=True)
+        event_ids, kinds, payloads, message_ids = zip(*self._records, strict=True)
         return {
             "ids": Numbers(map(_number_of, tails)),
             "epochs": Numbers(map(_epoch_of, tails)),
-            "heads_before": Numbers(self._heads_before),
+            "heads_before": Numbers(self._heads_before.values()),
             "heads": Numbers(map(_head_of, tails)),
             "tips": Numbers(map(_tip_of, tails)),
-            "unfinished": Numbers(int(tail.is_unfinished) for tail in tails),
+            "unfinished": Numbers(map(_is_unfinished, tails)),
             "logs": Numbers(logs),
             "seqs": Numbers(seqs),
             "event_epochs": Numbers(epochs),

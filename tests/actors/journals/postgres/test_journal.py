@@ -434,6 +434,65 @@ async def test_the_statement_of_an_append_itself_finds_that_a_conversation_has_m
     assert written == [("e1",)]
 
 
+async def test_of_a_group_only_a_conversation_that_has_moved_is_refused(schema: str) -> None:
+    """The statement skips it, and says which ones it has not skipped."""
+    names = ("a", "b", "c")
+    found: dict[str, object] = {}
+
+    async def note(name: str, claim: Claim) -> None:
+        try:
+            found[name] = await append(journal, name, claim, 2, "e2", "e3")
+        except Fenced as error:
+            found[name] = error.conversation_id
+
+    gate = Gate("begin")
+    async with make_journal(schema, failpoint=gate) as journal:
+        claims = {name: await journal.claim(name) for name in names}
+        for name in names:
+            await append(journal, name, claims[name], 1, "e1")
+        change(schema, "UPDATE conversation SET epoch = epoch + 1 WHERE name = 'b'")
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(journal.claim, "first")
+            await gate.reached()
+            for name in names:
+                group.start_soon(note, name, claims[name])
+            while journal._writer._queued_items < 1 + 2 * len(names):
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+
+        assert found == {"a": [2, 3], "b": "b", "c": [2, 3]}
+        assert await read_all(journal, "a") == await read_all(journal, "c") == ["e1", "e2", "e3"]
+        assert await read_all(journal, "b") == ["e1"]
+
+
+async def test_a_statement_queues_each_log_with_new_messages_once_for_the_index(
+    schema: str,
+) -> None:
+    said, other = "user_message", "note"
+    kinds = {"a": [said, other, said], "b": [other, other], "c": [other, said]}
+
+    def append_together(writer: PostgresWriter) -> Sequence[tuple[int]]:
+        jobs = [
+            Append(name, records, claims[name].epoch, expected_seq=1, is_unfinished=False)
+            for name, records in all_records.items()
+        ]
+        assert not writer._append_many(jobs)
+        return writer.connection.execute("SELECT log FROM search_queue").fetchall()
+
+    all_records = {
+        name: [Record(f"e{at}", kind, b"{}") for at, kind in enumerate(some)]
+        for name, some in kinds.items()
+    }
+    async with make_journal(schema, search=True):
+        pass
+    async with make_journal(schema) as journal:  # and no thread takes from the queue
+        claims = {name: await journal.claim(name) for name in kinds}
+        rows = await journal._change(append_together)
+
+    assert sorted(rows) == sorted((empty_tail(name, 0).log,) for name in ("a", "c"))
+
+
 async def test_several_processes_own_different_conversations_of_one_database(schema: str) -> None:
     async with (
         make_journal(schema, address="one") as first,
