@@ -22,7 +22,7 @@ that, the watchdog gives the cell up as stuck, and the code keeps its worker unt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +41,7 @@ from ._mailbox import NO_MAIL, Mailbox, MailboxSettings
 from ._messages import Ask, Delivery, Firing, Item, Order, OrderKind
 from ._pool import Resident
 from ._reports import Failure, Restart, Stopped
-from ._resumption import UNSTARTED, SuspendedHandler
+from ._resumption import UNSTARTED, attend, finish, is_due, leave_to
 from ._slice import (
     EMPTY,
     FAILED,
@@ -126,6 +126,7 @@ class Cell(Mailbox):
         "backoff_log",
         "base_context",
         "batch",
+        "began",
         "current",
         "directory",
         "ending",
@@ -152,6 +153,7 @@ class Cell(Mailbox):
         "watchdog",
         "watchers",
         "worker",
+        "yielded",
     )
 
     def __init__(
@@ -198,7 +200,12 @@ class Cell(Mailbox):
         self.outcome: Outcome | None = None
         self.current: Ask | None = None
         self.batch: Sequence[Delivery[Any]] | None = None
-        self.suspended: SuspendedHandler | None = None
+        self.suspended: Coroutine[Any, Any, object] | None = None
+        """The handler that waits, or that has not been stepped yet."""
+        self.yielded: object = None
+        """The object that it waits for, as its coroutine yielded it."""
+        self.began = 0.0
+        """When the handler that was suspended last began, by the loop's clock."""
         self.error: BaseException | None = None
         """The failure of the slice; while the cell refuses mail, the failure that led to that."""
         self.order: Order | None = None
@@ -356,7 +363,7 @@ class Cell(Mailbox):
             # A slice that ran in an asker's stack, or that was killed late, left its outcome.
             outcome, self.outcome = self.outcome, None
         elif self.suspended is not None:
-            return self._resume(self.suspended)
+            return self._resume()
         elif self.phase is LIVE:
             life = self.life
             assert life is not None, f"{self.name} is live without an incarnation"
@@ -380,27 +387,25 @@ class Cell(Mailbox):
             return False
         return self._follow_up(outcome)
 
-    def _resume(self, suspended: SuspendedHandler) -> Step:
+    def _resume(self) -> Step:
         """Step a handler whose one-shot is set; if it is not set, have a worker wait for it."""
-        if not suspended.is_due:
+        if not is_due(self.yielded):
             return self._follow_up(SUSPENDED)
-        life = self.life
-        assert life is not None, f"{self.name} resumes a handler without an incarnation"
-        self.suspended = None
+        handler, _, life = self._take_suspended()
         try:
-            suspended.step(life.context)
+            # The context has no name here: an actor at rest drops it only if no frame refers to it.
+            yielded = life.context.run(handler.send, None)
         except StopIteration as stop:
-            self._note_handled(stop.value, suspended)
+            self._note_handled(stop.value)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if not self._is_answer(error):
                 self.error = error
                 return self._follow_up(FAILED)
-            self._note_refused(error, suspended)
+            self._note_refused(error)
         else:
-            self.suspended = suspended
-            if suspended.leave_to(self):
+            if self._leave_handler(handler, yielded):
                 return False
             return self._follow_up(SUSPENDED)
         if self.mail or self.control or self.waiting is not None:
@@ -449,53 +454,60 @@ class Cell(Mailbox):
         yielded: object = UNSTARTED,
         *,
         began: float,
-        count: int = 1,
     ) -> Outcome:
         """Leave a handler until its one-shot is set, if it waits for one; else a worker waits."""
-        suspended = self.suspended = SuspendedHandler(coroutine, yielded, began, count)
-        if suspended.leave_to(self):
-            return UNATTENDED
-        return SUSPENDED
+        self.began = began
+        return UNATTENDED if self._leave_handler(coroutine, yielded) else SUSPENDED
+
+    def _leave_handler(self, handler: Coroutine[Any, Any, object], yielded: object) -> bool:
+        """Suspend a handler; False if it needs a task to wait in."""
+        self.suspended, self.yielded = handler, yielded
+        return leave_to(self, yielded)
+
+    def _take_suspended(self) -> tuple[Coroutine[Any, Any, object], object, Incarnation]:
+        """Return the suspended handler, what it has yielded, and its incarnation."""
+        handler, yielded, life = self.suspended, self.yielded, self.life
+        assert handler is not None, f"{self.name} resumes what was not suspended"
+        assert life is not None, f"{self.name} resumes a handler without an incarnation"
+        self.suspended = self.yielded = None
+        return handler, yielded, life
 
     async def _finish_handler(self) -> Outcome:
-        suspended, life = self.suspended, self.life
-        assert suspended is not None, f"{self.name} resumes what was not suspended"
-        assert life is not None, f"{self.name} resumes a handler without an incarnation"
-        self.suspended = None
+        handler, yielded, life = self._take_suspended()
+        rest = finish(handler, yielded, life.context)
+        del yielded  # an error's traceback holds this frame, as in `go_on_inside`
         code = self.user_code = UserCode("handling a message")
         try:
             if self.spec.is_resident:
                 # A scope of its own, so that it can be cancelled alone: `on_stop` has to close, in
                 # this very task, what the actor has opened for its whole life.
-                result = await self._finish_in_scope(suspended, life, code)
+                result = await self._finish_in_scope(rest, code)
             else:
-                result = await suspended.finish(life.context)
+                result = await rest
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if self._note_late_end(error):
                 return EMPTY
             if not self._is_answer(error):
                 self.error = self._as_failure(error)
                 return FAILED
-            self._note_refused(error, suspended)
+            self._note_refused(error)
             return SPENT
         finally:
             self._leave_user_code(code)
         if self.phase is not ENDED:
-            self._note_handled(result, suspended)
+            self._note_handled(result)
         return SPENT
 
-    async def _finish_in_scope(
-        self, suspended: SuspendedHandler, life: Incarnation, code: UserCode
-    ) -> object:
+    async def _finish_in_scope(self, rest: Awaitable[object], code: UserCode) -> object:
         try:
             with anyio.CancelScope() as code.scope:
-                return await suspended.finish(life.context)
+                return await rest
         finally:
             code.scope = None
         raise ActorFailed(self.name, _KILLED)
 
-    def _note_handled(self, result: object, suspended: SuspendedHandler) -> None:
-        self._count_handled(suspended)
+    def _note_handled(self, result: object) -> None:
+        self._count_handled()
         if (batch := self.batch) is not None:
             self.settle_batch(batch)
         elif self.current is not None:
@@ -506,16 +518,16 @@ class Cell(Mailbox):
         """True if `receive` has refused its message, which is no failure."""
         return isinstance(error, Refused) and self.batch is None
 
-    def _note_refused(self, refusal: BaseException, suspended: SuspendedHandler) -> None:
-        self._count_handled(suspended)
+    def _note_refused(self, refusal: BaseException) -> None:
+        self._count_handled()
         if self.current is not None:
             self.current.fail(refusal)
             self.current = None
 
-    def _count_handled(self, suspended: SuspendedHandler) -> None:
-        count = suspended.count
+    def _count_handled(self) -> None:
+        count = 1 if self.batch is None else len(self.batch)
         self.handled += count
-        self.traits.stats.record(self.system.now() - suspended.began, count)
+        self.traits.stats.record(self.system.now() - self.began, count)
         if self.system.tracing is not None:
             self._leave_trace(None)
 
@@ -1024,7 +1036,7 @@ class Cell(Mailbox):
 
         False if no handler waits without one.
         """
-        if self.suspended is None or not self.suspended.attend():
+        if self.suspended is None or not attend(self.yielded):
             return False
         self.submit()
         return True

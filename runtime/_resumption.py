@@ -2,64 +2,52 @@
 
 A handler that waits for a `OneShot` needs no task: when the one-shot is set, the cell is stepped
 again. A handler that waits for anything else keeps the worker that stepped it.
+
+The cell itself holds the coroutine and what it has yielded. A thousand handlers may wait at once,
+and an object for each would be one more for the garbage collector to look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextvars import Context
 from typing import Any, Final
 
 from ._backend import OneShot, Waker
 from ._inside import go_on_inside, run_inside
 
-__all__ = ["UNSTARTED", "SuspendedHandler"]
+__all__ = ["UNSTARTED", "attend", "finish", "is_due", "leave_to"]
 
 UNSTARTED: Final = object()
-"""Marks a handler that has not been stepped yet."""
+"""Stands for what a handler has yielded that has not been stepped yet."""
 
 
-class SuspendedHandler:
-    """The coroutine of a handler that waits, or that has not been stepped yet."""
+def leave_to(cell: Waker, yielded: object) -> bool:
+    """Have the cell woken when its handler can go on; False if it needs a task to wait in."""
+    if not isinstance(yielded, OneShot) or yielded.waker is not None:
+        return False  # a one-shot has one waiter: a second one raises, in the task that waits
+    yielded.waker = cell
+    return True
 
-    __slots__ = ("_coroutine", "_yielded", "began", "count")
 
-    # Any: the values that a coroutine yields and is sent belong to its backend.
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, object], yielded: object, began: float, count: int
-    ) -> None:
-        self._coroutine = coroutine
-        self._yielded = yielded
-        self.began = began
-        self.count = count
-        """How many messages the handler was given."""
+def is_due(yielded: object) -> bool:
+    """Return True if the one-shot that a handler waits for is set."""
+    return isinstance(yielded, OneShot) and yielded.is_done
 
-    def leave_to(self, cell: Waker) -> bool:
-        """Have the cell woken when the handler can go on; False if it needs a task to wait in."""
-        awaited = self._yielded
-        if not isinstance(awaited, OneShot) or awaited.waker is not None:
-            return False  # a one-shot has one waiter: a second one raises, in the task that waits
-        awaited.waker = cell
+
+def attend(yielded: object) -> bool:
+    """Undo `leave_to`, so that a task can wait instead; False if there is nothing to undo."""
+    if isinstance(yielded, OneShot) and not yielded.is_done:
+        yielded.waker = None
         return True
+    return False
 
-    @property
-    def is_due(self) -> bool:
-        """True if the one-shot that the handler waits for is set."""
-        return isinstance(self._yielded, OneShot) and self._yielded.is_done
 
-    def attend(self) -> bool:
-        """Undo `leave_to`, so that a task can wait instead; False if there is nothing to undo."""
-        if isinstance(self._yielded, OneShot) and not self._yielded.is_done:
-            self._yielded.waker = None
-            return True
-        return False
-
-    def step(self, context: Context) -> None:
-        """Run the handler to its next wait; raise `StopIteration` with its result at its end."""
-        self._yielded = context.run(self._coroutine.send, None)
-
-    async def finish(self, context: Context) -> object:
-        """Run the rest of the handler, waiting in the running task."""
-        if self._yielded is UNSTARTED:
-            return await run_inside(context, self._coroutine)
-        return await go_on_inside(context, self._coroutine, self._yielded)
+# Any: the values that a coroutine yields and is sent belong to its backend.
+def finish(
+    coroutine: Coroutine[Any, Any, object], yielded: object, context: Context
+) -> Awaitable[object]:
+    """Return an awaitable that runs the rest of a handler, waiting in the task that awaits it."""
+    if yielded is UNSTARTED:
+        return run_inside(context, coroutine)
+    return go_on_inside(context, coroutine, yielded)

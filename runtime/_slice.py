@@ -213,7 +213,7 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
     try:
         coroutine = actor.receive_batch(deliveries)
         if cell.spec.is_resident:
-            return cell.suspend(coroutine, began=began, count=len(deliveries))
+            return cell.suspend(coroutine, began=began)
         try:
             yielded = coroutine.send(None)
         except StopIteration:
@@ -228,7 +228,7 @@ def run_batch(  # noqa: C901 - one path, on one screen, without calls
     except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
         cell.error = error
         return FAILED
-    return cell.suspend(coroutine, yielded, began=began, count=len(deliveries))
+    return cell.suspend(coroutine, yielded, began=began)
 
 
 def enter_trace(cell: Cell, message: object, trace: object, *, is_ask: bool) -> None:
