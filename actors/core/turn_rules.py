@@ -798,7 +798,7 @@ def _leave(draft: Draft) -> Decision:
     if running is None or turns.waits_for is not None or working.hands_turns_over:
         return Decision()
     _interrupt(draft, running, "its process was drained")
-    return _then_next_queued(draft, StopTurn(running.turn_id))
+    return _then_next_queued(draft, StopTurn(running.turn_id, is_drained=True))
 
 
 def decide_fork(working: WorkingState, seq: int, stamp: Stamp, *, owner: str) -> tuple[Event, ...]:

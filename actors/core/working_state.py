@@ -113,6 +113,8 @@ class StopTurn:
     """Cancel the agent of this turn; do not wait for it."""
 
     turn_id: str
+    is_drained: bool = False
+    """True if the turn was ended because its process is drained."""
 
 
 TurnEffect = StartTurn | StopTurn

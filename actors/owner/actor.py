@@ -59,7 +59,6 @@ from ..core.commands import (
     DropOverdue,
     EndTurn,
     GetView,
-    Leave,
     NoteRequest,
     Pause,
     Propose,
@@ -84,9 +83,9 @@ from ..core.turn_table import RunningTurn
 from ..core.view import View, ViewCheck
 from ..core.working_state import (
     ConversationSettings,
-    Decision,
     StartTurn,
     StopTurn,
+    TurnEffect,
     WorkingState,
 )
 from ..errors import (
@@ -105,15 +104,17 @@ from ..errors import (
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
+    Event,
     LLMConvertibleEvent,
     LoggedEvent,
+    TextDelta,
     TokenUsage,
 )
 from ..journal import Journal, Listing, Record, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
 from ..values.type_names import a_type
-from .batch import Taken, between_deletions, events_of, records_of, rejections_of
+from .batch import Decided, Taken, between_deletions, events_of
 from .condensing import Condensing
 from .draining import Drain
 from .loading import fold_log, in_slices, load_state
@@ -277,13 +278,16 @@ class ConversationActor(Actor[Command | Query]):
         for delivery in deliveries:
             if isinstance(delivery.message, Delete):
                 return self._run_around_deletions(deliveries)
-        return self._run(self._take(deliveries))
+        return self._run(self._take(deliveries), deliveries)
 
-    async def _run(self, batch: Sequence[Taken]) -> None:
-        """Make moves 2 to 5 for a batch that was taken.
+    async def _run(
+        self, batch: Sequence[Taken], deliveries: Sequence[Delivery[Command | Query]] = ()
+    ) -> None:
+        """Make moves 2 to 5 for a batch that was taken. `deliveries`: those of its callers.
 
-        It is one coroutine because a thousand owners may wait at the commit at once, and the
-        garbage collector looks at every object that they hold.
+        A thousand owners may wait at the commit at once, and the garbage collector looks at every
+        object that they hold. So this is one coroutine, and it lets go of all that led to the
+        decisions.
         """
         try:
             # Before the decisions, which do not wait: find the ids that memory no longer has.
@@ -291,18 +295,22 @@ class ConversationActor(Actor[Command | Query]):
                 if may_be_known(taken.command, self._working.state):
                     await look_up(taken, self._working, self._setup.journal)
 
-            # 2. Decide. Commands that were parked or held are no longer in `batch`, and parked
-            # results that were released now are. If the commit fails, the runtime answers the
-            # callers of the former.
-            batch = self._decide(batch)
+            # 2. Decide. Commands that were parked or held are not in `decided`, and parked results
+            # that were released now are. If the commit fails, the runtime answers the callers of
+            # the former.
+            decided = self._decide(batch)
+            deliveries, answers = decided.deliveries, decided.answers
+            records, shown, effects = decided.records, decided.shown, decided.effects
+            rejections = decided.rejections
+            del batch, taken, decided
 
             # 3. Commit.
             # Not beside a log that this batch begins: if the commit fails, no deletion would remove
             # what was kept under a name without a conversation.
-            if self._seq and (rejections := rejections_of(batch)):
+            if self._seq and rejections:
                 name, epoch = self._conversation_id, self._working.epoch
                 await self._setup.journal.reject(name, rejections, epoch=epoch)
-            if records := records_of(batch):
+            if records:
                 with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
@@ -314,8 +322,9 @@ class ConversationActor(Actor[Command | Query]):
                 self.check_lease()
 
             # 4. Publish, and answer the callers. 5. Start effects.
-            self._publish(batch, self._working.note_sizes(records))
-            self._start_effects(batch, has_written=bool(records))
+            self._publish(shown, self._working.note_sizes(records))
+            self._answer(deliveries, answers)
+            self._start_effects(effects, has_written=bool(records))
         except Exception as error:  # noqa: BLE001 - raised below
             failure = self._lost_or(error)
             try:
@@ -323,10 +332,9 @@ class ConversationActor(Actor[Command | Query]):
                 # application may raise, with `ActorFailed`: the events may have been written by
                 # then.
                 if isinstance(failure, TurnkeeperError):
-                    for one in batch:
-                        if one.delivery is not None:
-                            one.delivery.fail(failure)
-                if batch and batch[0].delivery is not None:
+                    for delivery in deliveries:
+                        delivery.fail(failure)
+                if deliveries:
                     self._raise_if_refused(failure)
                 if failure is not error:
                     raise failure from error
@@ -367,8 +375,8 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 2. decide -------------------------------------------------------------------------------
 
-    def _decide(self, batch: Sequence[Taken]) -> Sequence[Taken]:
-        """Decide each command in turn, and return those that this batch answers, in order."""
+    def _decide(self, batch: Sequence[Taken]) -> Decided:
+        """Decide each command in turn, and return all that follows."""
         self._working.draining = self._setup.drain.messages
         if self._agent_effect is not None or (
             self._condensing is not None and self._condensing.effect is not None
@@ -377,7 +385,7 @@ class ConversationActor(Actor[Command | Query]):
             # here until the commit has returned. Agents and condensers may read the view while the
             # commit is awaited: so it is made now. No other code reads it then.
             self._view = self.view
-        decided: list[Taken] = []
+        decided = Decided()
         turns = self._working.state.turns
         for taken in batch:
             self._decide_one(taken, decided)
@@ -387,12 +395,12 @@ class ConversationActor(Actor[Command | Query]):
                 # any other.
                 recover = Recover(enforced_away=())
                 self._decide_one(Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
-        return tuple(decided)
+        return decided
 
-    def _decide_one(self, taken: Taken, decided: list[Taken]) -> None:
+    def _decide_one(self, taken: Taken, decided: Decided) -> None:
         """Decide a command, and then the parked results that its calls release."""
         command = taken.command
-        if decided:
+        if decided.shown:
             look_up_in_batch(taken, decided, self._working, committed_seq=self._seq)
         if (parking := self._parking) and not self._may_precede_more_calls(command):
             self._release_parked(parking, decided)
@@ -403,18 +411,15 @@ class ConversationActor(Actor[Command | Query]):
         try:
             decision = decide(self._working, command, taken)
         except (AdmissionRefused, EventIdConflict) as refusal:
-            taken.refusal = self._park(taken, _as_answer(refusal))
-            if taken.refusal is not None:
-                decided.append(taken)
+            if (answer := self._park(taken, _as_answer(refusal))) is not None:
+                decided.refuse(taken, answer)
         except TurnPaused:
             self._held = (*self._held, taken)
-        except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
-            taken.refusal = _as_answer(error)
-            decided.append(taken)
+        except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_answer`
+            decided.refuse(taken, _as_answer(error))
         else:
             self._working.apply(decision)
-            taken.decision = decision
-            decided.append(taken)
+            decided.add(taken, decision)
             if parking:
                 note_decided(decision.events, self._working, parking.tickets)
                 # Do this now, while `look_up_in_batch` still finds these events.
@@ -453,16 +458,15 @@ class ConversationActor(Actor[Command | Query]):
             parking = self._parking = Parking(wait_s=self._setup.park_s)
         return parking.park(refusal, taken, now=self._setup.ports.loop_time())
 
-    def _release_parked(self, parking: Parking[Taken], decided: list[Taken]) -> None:
+    def _release_parked(self, parking: Parking[Taken], decided: Decided) -> None:
         """Append the parked results whose calls have come."""
         for parked in parking.take_ready(self._working.state.admission.open_calls):
             self._decide_one(parked.ticket, decided)
 
-    def _refuse_overdue(self, parking: Parking[Taken], decided: list[Taken]) -> None:
+    def _refuse_overdue(self, parking: Parking[Taken], decided: Decided) -> None:
         """Refuse the parked results whose calls have not come in time."""
         for parked in parking.take_overdue(self._setup.ports.loop_time()):
-            parked.ticket.refusal = parked.refusal
-            decided.append(parked.ticket)
+            decided.refuse(parked.ticket, parked.refusal)
 
     def _may_precede_more_calls(self, command: Command | Query) -> bool:
         """True if more calls of the newest response may still be appended after this command.
@@ -535,8 +539,8 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 4. publish ------------------------------------------------------------------------------
 
-    def _publish(self, decided: Sequence[Taken], large_bytes: int) -> None:
-        """Show the committed batch to effects, then to subscribers, then to callers.
+    def _publish(self, shown: Sequence[Event | TextDelta], large_bytes: int) -> None:
+        """Show the committed batch to effects, then to subscribers.
 
         `large_bytes`: the bytes of its large events.
         """
@@ -549,37 +553,37 @@ class ConversationActor(Actor[Command | Query]):
         name, setup = self._conversation_id, self._setup
         is_followed = setup.watching.is_watched or setup.subscriptions.is_followed(name)
         events: list[LoggedEvent] = []
-        for one in decided:
-            decision = one.decision
-            if decision.piece is not None:
+        for one in shown:
+            if isinstance(one, TextDelta):
                 # Readers get the piece after the events decided before it, and before later ones.
                 self._publish_events(events, large_bytes)
                 events = []
-                self._publish_piece(decision, seq)
+                self._publish_piece(one, seq)
                 is_followed = True  # by the answer that is being written
-            for event in decision.events:
+            else:
                 seq += 1
                 if is_followed:
-                    events.append(LoggedEvent(seq, event))
+                    events.append(LoggedEvent(seq, one))
         self._publish_events(events, large_bytes)
-        for one in decided:
-            delivery, refusal = one.delivery, one.refusal
-            if delivery is None:
-                if refusal is not None:
-                    raise refusal
-            elif refusal is None:
-                delivery.reply(one.decision.reply)
-            else:
-                delivery.fail(refusal)
 
     def _publish_events(self, events: Sequence[LoggedEvent], large_bytes: int) -> None:
         if events:
             self._setup.watching.watcher.committed(self._conversation_id, events)
             self._setup.subscriptions.publish(self._conversation_id, events, large_bytes)
 
-    def _publish_piece(self, decision: Decision, seq: int) -> None:
-        if decision.piece is not None and decision.piece.text:
-            self._setup.subscriptions.publish_piece(self._conversation_id, decision.piece, seq)
+    def _publish_piece(self, piece: TextDelta, seq: int) -> None:
+        if piece.text:
+            self._setup.subscriptions.publish_piece(self._conversation_id, piece, seq)
+
+    def _answer(
+        self, deliveries: Sequence[Delivery[Command | Query]], answers: Sequence[object]
+    ) -> None:
+        """Answer the callers of the committed batch. An error is the refusal of a command."""
+        for delivery, answer in zip(deliveries, answers, strict=True):
+            if isinstance(answer, Exception):
+                delivery.fail(answer)
+            else:
+                delivery.reply(answer)
 
     def _show_state(self) -> None:
         """Show the working state, which is committed now, to readers and effects."""
@@ -605,16 +609,15 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 5. start effects ------------------------------------------------------------------------
 
-    def _start_effects(self, decided: Sequence[Taken], *, has_written: bool) -> None:
-        for one in decided:
-            for effect in one.decision.effects:
-                match effect:
-                    case StopTurn(turn_id):
-                        self._stop_agent(turn_id)
-                        if isinstance(one.command, Leave):
-                            self._setup.drain.interrupted.add(self._conversation_id)
-                    case StartTurn(turn_id, unstarted):
-                        self._start_agent(turn_id, unstarted)
+    def _start_effects(self, effects: Sequence[TurnEffect], *, has_written: bool) -> None:
+        for effect in effects:
+            match effect:
+                case StopTurn(turn_id, is_drained):
+                    self._stop_agent(turn_id)
+                    if is_drained:
+                        self._setup.drain.interrupted.add(self._conversation_id)
+                case StartTurn(turn_id, unstarted):
+                    self._start_agent(turn_id, unstarted)
         if self._condensing is not None:
             self._condensing.start_if_needed(self)
         if has_written:
@@ -747,7 +750,7 @@ class ConversationActor(Actor[Command | Query]):
                 if isinstance(taken[0].command, Delete):
                     await self._delete(some[0], taken[0])
                 else:
-                    await self._run(taken)
+                    await self._run(taken, some)
         except Exception as error:
             if isinstance(error, TurnkeeperError):  # as in `_run`
                 for delivery in deliveries:
@@ -1032,7 +1035,8 @@ class ConversationActor(Actor[Command | Query]):
         if decision is None:
             return False  # the turn fails, which takes a commit
         self._working.apply(decision)
-        self._publish_piece(decision, self._seq)
+        if decision.piece is not None:
+            self._publish_piece(decision.piece, self._seq)
         return True
 
     def running_condenser(self) -> Effect | None:

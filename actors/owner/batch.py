@@ -13,20 +13,18 @@ from turnkeeper.runtime import Delivery
 from ..core.admission import AdmissionRefused
 from ..core.commands import Append, AppendAll, Command, Delete, Query
 from ..core.records import encode_record
-from ..core.working_state import Decision, Stamp
-from ..events import Event, encode_event
+from ..core.working_state import Decision, Stamp, TurnEffect
+from ..events import Event, TextDelta, encode_event
 from ..journal import Record, Rejection
 from ..values.tables import NO_TABLE
 
-__all__ = ["Taken", "between_deletions", "events_of", "records_of", "rejections_of"]
-
-_NOTHING = Decision()
+__all__ = ["Decided", "Taken", "between_deletions", "events_of"]
 
 
 class Taken(Stamp):
-    """A command of a batch, its time and ids, and, once it is made, the decision on it."""
+    """A command of a batch, and its time and ids."""
 
-    __slots__ = ("command", "decision", "delivery", "refusal")
+    __slots__ = ("command", "delivery")
 
     def __init__(
         self,
@@ -43,9 +41,64 @@ class Taken(Stamp):
         self.known_events = self.known_answers = NO_TABLE
         self.command = command
         self.delivery = delivery
-        self.decision = _NOTHING
-        self.refusal: Exception | None = None
-        """The reason if it was refused; then `decision` stays empty."""
+
+
+class Decided:
+    """All that follows from a batch, in the order of its commands.
+
+    Tuples: one that is added to an empty one is not copied, and Python makes small ones of those
+    that were let go. A list is a new object, and a thousand owners that wait with one lead to a
+    collection of garbage.
+    """
+
+    __slots__ = (
+        "answers",
+        "deliveries",
+        "effects",
+        "records",
+        "rejections",
+        "shown",
+    )
+
+    def __init__(self) -> None:
+        self.records: tuple[Record, ...] = ()
+        """The events that the batch appends, encoded."""
+        self.shown: tuple[Event | TextDelta, ...] = ()
+        """The same events, and the pieces of the running turn's answer between them."""
+        self.rejections: tuple[Rejection, ...] = ()
+        """The events that admission refused: they are kept before their callers hear of it."""
+        self.deliveries: tuple[Delivery[Command | Query], ...] = ()
+        self.answers: tuple[object, ...] = ()
+        """The answer to each of the deliveries; an error for a command that was refused."""
+        self.effects: tuple[TurnEffect, ...] = ()
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """The events that the batch appends."""
+        return (one for one in self.shown if not isinstance(one, TextDelta))
+
+    def add(self, taken: Taken, decision: Decision) -> None:
+        """Add the decision on a command."""
+        if decision.piece is not None:
+            self.shown += (decision.piece,)
+        if events := decision.events:
+            self.shown += events
+            written = zip_longest(events, decision.written)
+            self.records += tuple([encode_record(event, json) for event, json in written])
+        if decision.effects:
+            self.effects += decision.effects
+        if taken.delivery is not None:
+            self.deliveries += (taken.delivery,)
+            self.answers += (decision.reply,)
+
+    def refuse(self, taken: Taken, refusal: Exception) -> None:
+        """Add the refusal of a command. Raise it if the command is the owner's own."""
+        if taken.delivery is None:
+            raise refusal
+        self.deliveries += (taken.delivery,)
+        self.answers += (refusal,)
+        if isinstance(refusal, AdmissionRefused):
+            self.rejections += (_rejection(refusal, taken),)
 
 
 def events_of(command: Command | Query) -> Sequence[Event]:
@@ -72,31 +125,6 @@ def between_deletions(
             begin = at + 1
     if begin < len(deliveries):
         yield deliveries[begin:]
-
-
-def records_of(decided: Sequence[Taken]) -> Sequence[Record]:
-    """Return the events that the batch appends, encoded, in order.
-
-    A tuple, as the batch: Python keeps small tuples that were let go, and makes new ones of them. A
-    list is a new object, and a thousand owners that wait with one lead to a collection of garbage.
-    """
-    return tuple(
-        [
-            encode_record(event, written)
-            for one in decided
-            for event, written in zip_longest(one.decision.events, one.decision.written)
-        ]
-    )
-
-
-def rejections_of(decided: Sequence[Taken]) -> Sequence[Rejection]:
-    """Return the events that admission refused: they are kept before their callers hear of it."""
-    # Mostly none: an empty list would be one object more while the commit is waited for.
-    rejections: tuple[Rejection, ...] = ()
-    for one in decided:
-        if isinstance(one.refusal, AdmissionRefused):
-            rejections = (*rejections, _rejection(one.refusal, one))
-    return rejections
 
 
 def _rejection(refusal: AdmissionRefused, stamp: Stamp) -> Rejection:

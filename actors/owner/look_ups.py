@@ -16,6 +16,7 @@ answer still holds then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -36,7 +37,7 @@ from ..events import (
 from ..journal import READ_PAGE, Journal, LogPages, StoredRecord
 from ..values.tables import NO_TABLE
 from ..values.type_names import a_name
-from .batch import Taken, events_of
+from .batch import Decided, Taken, events_of
 
 __all__ = ["find_events", "look_up", "look_up_in_batch", "may_be_known", "note_decided"]
 
@@ -172,7 +173,7 @@ async def _read_one(seq: int, name: str, journal: Journal) -> Event:
 
 
 def look_up_in_batch(
-    taken: Taken, decided: Sequence[Taken], working: WorkingState, *, committed_seq: int
+    taken: Taken, decided: Decided, working: WorkingState, *, committed_seq: int
 ) -> None:
     """Look up ids among the events that this batch decided and memory has dropped already.
 
@@ -215,7 +216,7 @@ def _forgotten_of(event_ids: Sequence[str], working: WorkingState) -> set[str]:
 
 
 def _find_in_batch(
-    message_id: str, decided: Sequence[Taken], working: WorkingState, committed_seq: int
+    message_id: str, decided: Decided, working: WorkingState, committed_seq: int
 ) -> KnownMessage | None:
     turns = working.state.turns
     if turns.find(message_id) is None and turns.may_have_forgotten(message_id):
@@ -228,11 +229,9 @@ def _find_in_batch(
     return None
 
 
-def _events_of(decided: Sequence[Taken], committed_seq: int) -> Iterator[LoggedEvent]:
-    """Yield the events that are decided and not committed yet."""
-    events = (event for one in decided for event in one.decision.events)
-    for seq, event in enumerate(events, committed_seq + 1):
-        yield LoggedEvent(seq, event)
+def _events_of(decided: Decided, committed_seq: int) -> Iterator[LoggedEvent]:
+    """Return the events that are decided and not committed yet."""
+    return map(LoggedEvent, count(committed_seq + 1), decided.events)
 
 
 def _events_named_by(command: Command | Query) -> Sequence[str]:

@@ -66,7 +66,7 @@ JOURNALS = (SQLiteJournal, PostgresJournal)
 POINTS: Mapping[str, tuple[Callable[[Any, Point], Any], tuple[object, ...], str]] = {
     "before an append": (before, JOURNALS, "append"),
     "after an append, before its publication": (after_awaiting, JOURNALS, "append"),
-    "after a publication, before the effects": (after, (ConversationActor,), "_publish"),
+    "after the answers, before the effects": (after, (ConversationActor,), "_answer"),
     "after the effects have started": (after, (ConversationActor,), "_start_effects"),
     "after a claim, before the log is read": (after_awaiting, JOURNALS, "claim"),
     "after the log is read": (after_awaiting, (actor,), "load_state"),

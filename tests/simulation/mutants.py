@@ -84,18 +84,18 @@ MUTANTS = [
         "an answer goes out before the commit",
         ConversationActor,
         "_run",
-        "        batch = self._decide(batch)",
-        "        batch = self._decide(batch)\n        self._publish(batch, 0)",
+        "        del batch, taken, decided",
+        "        del batch, taken, decided\n        self._publish(shown, 0)\n"
+        "        self._answer(deliveries, answers)",
     ),
     Mutant(
         "an effect starts before the commit",
         ConversationActor,
         "_run",
-        "        batch = self._decide(batch)",
+        "        del batch, taken, decided",
         # The agent of a turn runs only if the owner shows the turn. Its effects start once.
-        "        batch, seq = self._decide(batch), self._seq\n        self._show_state()\n"
-        "        self._seq = seq\n        self._start_effects(batch, has_written=False)\n"
-        "        for one in batch:\n            object.__setattr__(one.decision, 'effects', ())",
+        "        seq = self._seq\n        self._show_state()\n        self._seq = seq\n"
+        "        self._start_effects(effects, has_written=False)\n        effects = ()",
     ),
     Mutant(
         "an owner whose commit failed goes on with its working state",
@@ -441,7 +441,7 @@ PROMISES = [
         "a rejected event is not kept among the rejections",
         ConversationActor,
         "_run",
-        "if self._seq and (rejections := rejections_of(batch)):",
+        "if self._seq and rejections:",
         "if False:",
         test="tests/actors/owner/test_loop.py::"
         "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",

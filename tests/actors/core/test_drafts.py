@@ -14,7 +14,7 @@ from turnkeeper.actors.core.working_state import (
 )
 from turnkeeper.actors.events import AgentMessageEvent, Event, PausedEvent, decode_event
 from turnkeeper.actors.events import encode_event as encode
-from turnkeeper.actors.owner.batch import Taken, records_of
+from turnkeeper.actors.owner.batch import Decided, Taken
 
 
 def new_draft() -> Draft:
@@ -24,12 +24,6 @@ def new_draft() -> Draft:
 
 def said(number: int) -> Event:
     return AgentMessageEvent(content=f"{number}")
-
-
-def taken(decision: Decision) -> Taken:
-    one = Taken(Append(said(0)), 1.0, 0)
-    one.decision = decision
-    return one
 
 
 def test_each_event_is_stored_with_its_own_json_wherever_it_was_made() -> None:
@@ -44,10 +38,12 @@ def test_each_event_is_stored_with_its_own_json_wherever_it_was_made() -> None:
     whole = draft.decision()
     single = Decision((said(7),))
 
-    records = records_of([taken(whole), taken(single), taken(Decision()), taken(whole)])
+    decided = Decided()
+    for decision in (whole, single, Decision(), whole):
+        decided.add(Taken(Append(said(0)), 1.0, 0), decision)
 
     expected = [*whole.events, *single.events, *whole.events]
-    assert [decode_event(one.payload, kind=one.kind) for one in records] == expected
+    assert [decode_event(one.payload, kind=one.kind) for one in decided.records] == expected
     assert whole.written[3] == encode(events[2])
 
 
