@@ -213,13 +213,12 @@ Park: TypeAlias = Callable[[Woken], Awaitable[None]]
 
 def park(awaited: Woken) -> Awaitable[None]:
     """Park the running task until it is woken. A one-shot that is passed here must not be done."""
-    # Nearly every wait comes here, and to ask trio takes longer than all the rest. A loop of
-    # asyncio's may be the host of trio's guest run, but steps that in no task of its own.
+    # Nearly every wait comes here, and `_trio` takes longer to ask trio. Trio may run inside a loop
+    # of asyncio's: as its guest, or because a task has called `trio.run`. Then it has to be asked.
     loop = asyncio._get_running_loop()  # noqa: SLF001 - in its `__all__`
-    if loop is None or asyncio.current_task(loop) is None:
-        trio_module = sys.modules.get("trio") if loop is None else _trio()
-        if trio_module is not None:
-            return _park_trio(trio_module.lowlevel, awaited)
+    trio_module = sys.modules.get("trio") if loop is None else _trio()
+    if trio_module is not None:
+        return _park_trio(trio_module.lowlevel, awaited)
     future: asyncio.Future[None] = asyncio.Future(loop=loop)
     awaited.waker = future
     return future

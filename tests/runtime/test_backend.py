@@ -735,3 +735,18 @@ def test_a_wait_in_a_guest_run_of_trio_is_one_of_trio() -> None:
     asyncio.run(host())
 
     assert heard == ["told", "Value(None)"]
+
+
+def test_a_wait_in_a_run_of_trio_inside_a_task_of_asyncio_is_one_of_trio() -> None:
+    """As in a notebook: its cell is a task of asyncio's, and may call `trio.run`."""
+    trio = pytest.importorskip("trio")
+
+    async def inner() -> str:
+        one_shot: OneShot[str] = OneShot()
+        trio.lowlevel.current_trio_token().run_sync_soon(one_shot.set, "told")
+        return await one_shot.wait()
+
+    async def outer() -> object:
+        return trio.run(inner)
+
+    assert asyncio.run(outer()) == "told"
