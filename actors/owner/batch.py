@@ -1,6 +1,6 @@
-"""A batch of commands, from the mailbox to the commit: each with its stamp, then its decision.
+"""A batch of commands, from the mailbox to the commit: each with its stamp, then what follows.
 
-The owner (`actor.py`) takes, decides and commits a batch. The functions here only read it.
+The owner (`actor.py`) takes, decides and commits a batch. What is here only holds and splits it.
 """
 
 from __future__ import annotations
