@@ -696,8 +696,8 @@ def is_seen_by_model(event: Event) -> TypeGuard[LLMConvertibleEvent]:
     return event.kind in SEEN_KINDS
 
 
-FLAT_TYPES = frozenset((str, bool, int, datetime))
-"""The types of those values that hold no others."""
+FLAT_TYPES = frozenset((str, bool, datetime))
+"""The types of values that hold no others, and have no bounds as numbers have."""
 
 
 def is_validated(event: Event) -> bool:

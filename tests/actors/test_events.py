@@ -23,6 +23,7 @@ from turnkeeper.actors.events import (
     ConfirmationGivenEvent,
     Event,
     FileContent,
+    ForkedFromEvent,
     ImageContent,
     LLMConvertibleEvent,
     ObservationEvent,
@@ -401,7 +402,10 @@ def test_pydantic_is_asked_for_warnings_once_for_each_class_and_types_of_values(
         (AgentMessageEvent(content="fine"), "timestamp", "today"),
         (AgentMessageEvent(content="fine"), "turn_id", True),
         (UserMessageEvent(content="fine"), "is_reminder", "no"),
-        # Values of the right type: pydantic does not warn of these, so they are read back.
+        # pydantic does not warn of these, so they are read back.
+        (AgentMessageEvent(content="fine"), "content", None),
+        (AgentMessageEvent(content="fine"), "timestamp", datetime(2026, 1, 1)),  # noqa: DTZ001
+        (ForkedFromEvent(conversation_id="c", seq=1), "seq", 1 << 63),
         (TurnEndedEvent(turn_id="t", outcome="completed"), "outcome", "forgotten"),
         (
             ActionEvent(tool_call_id="c", tool_name="look", llm_response_id="r", risk="low"),
