@@ -63,8 +63,8 @@ def write_event(event: Event) -> bytes:
 
 def _write_strictly(event: Event) -> bytes:
     """Return the event as JSON; raise `ValueError` if pydantic warns of a value."""
-    # To be asked for that takes pydantic as long as the JSON. It makes an error inside, and gives
-    # the interpreter lock to any thread that waits for it.
+    # pydantic takes as long to read `warnings="error"` as to write the JSON: it raises an error
+    # inside, and gives the interpreter lock to any thread that waits for it.
     return event.__pydantic_serializer__.to_json(event, warnings="error")
 
 

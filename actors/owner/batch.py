@@ -46,9 +46,8 @@ class Taken(Stamp):
 class Decided:
     """All that follows from a batch, in the order of its commands.
 
-    Tuples: one that is added to an empty one is not copied, and Python makes small ones of those
-    that were let go. A list is a new object, and a thousand owners that wait with one lead to a
-    collection of garbage.
+    Tuples, not lists: a thousand owners wait with what is here, and Python reuses small tuples that
+    were let go, while each list would be a new object for the garbage collector.
     """
 
     __slots__ = (

@@ -165,7 +165,7 @@ _MANY = f"""
             WHERE e.log IN (SELECT log FROM moved)
         )
 """  # noqa: S608 - our own text
-# Of all, nobody asks which they are.
+# If all conversations have moved, as nearly always, the writer knows which they are.
 _NOT_ALL = "CASE WHEN count(*) < cardinality(%(ids)b::bigint[]) THEN array_agg(id) END"
 
 
