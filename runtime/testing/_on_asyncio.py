@@ -9,6 +9,9 @@ Anyio's cancel scopes keep their tasks and children in sets, too, so anyio is gi
 for the time of a run. Callbacks that are not steps of tasks keep their order among themselves, as
 asyncio promises.
 
+A task is only ever stepped by a call of its own: so the tape orders all steps, and a node that has
+crashed or is frozen takes none. The runtime's bells, which share a callback, give that up in a run.
+
 Anyio delivers a cancellation again and again until the task has ended, and asks the loop for the
 next try at once. Such a try waits here until something else has run: otherwise the loop would
 never be idle, and the clock could not jump.
@@ -42,6 +45,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
+from .. import _backend
 from ._scheduler import Alarm, Scheduler
 from ._simulation import Node, Policy, Strike, current_node
 from ._tape import Tape
@@ -153,6 +157,17 @@ def _ordered_scopes() -> Iterator[None]:
         del backend.set
 
 
+@contextmanager
+def _bells_apart() -> Iterator[None]:
+    """Have each bell wake its task by a call of its own."""
+    backend: Any = _backend
+    together, backend._AsyncioBell = backend._AsyncioBell, backend._LoneAsyncioBell  # noqa: SLF001
+    try:
+        yield
+    finally:
+        backend._AsyncioBell = together  # noqa: SLF001
+
+
 class AsyncioScheduler(Scheduler[_Lane]):
     """Runs a world on an event loop that it makes for it."""
 
@@ -175,7 +190,7 @@ class AsyncioScheduler(Scheduler[_Lane]):
             self._draw_cancel()
         # Anyio imports its backend when it is first used.
         anyio.run(_nothing, backend="asyncio")
-        with _ordered_scopes():
+        with _ordered_scopes(), _bells_apart():
             anyio.run(
                 simulation.run,
                 world,

@@ -15,6 +15,7 @@ import pytest
 
 from turnkeeper.runtime import Actor, Message, Ref, Runtime, TurnkeeperError
 from turnkeeper.runtime._pool import Worker
+from turnkeeper.runtime.lowlevel import Bell, make_bell
 from turnkeeper.runtime.testing import (
     Node,
     Policy,
@@ -426,3 +427,48 @@ def test_a_task_that_fails_outside_of_its_function_is_a_finding() -> None:
     assert run.broken is not None
     assert run.broken.invariant == "world"
     assert "cancel scope" in run.broken.detail
+
+
+async def _wait_at(bell: Bell) -> None:
+    await bell.wait()
+
+
+def test_a_node_that_crashes_as_it_rings_a_bell_holds_up_no_bell_of_another_node() -> None:
+    """In an asyncio loop of its own, all bells that are rung in one pass share a callback."""
+
+    async def world(simulation: Simulation) -> None:
+        async def ring_at(node: Node, seconds: float) -> None:
+            bell = make_bell()
+            async with anyio.create_task_group() as group:
+                group.start_soon(_wait_at, bell)
+                await simulation.sleep(seconds)
+                bell.ring()
+                if node.name == "crashes":
+                    await node.die()
+            simulation.mark(node.name)
+
+        simulation.start("crashes", lambda node: ring_at(node, 1.0))
+        await simulation.start("later", lambda node: ring_at(node, 2.0)).wait_until_ended()
+
+    run = simulate(world, backend="asyncio")
+
+    run.check()
+    assert set(run.marks) == {"later"}
+
+
+def test_a_task_that_ends_as_a_bell_wakes_it_is_no_orphan() -> None:
+    async def world(simulation: Simulation) -> None:
+        async def serve(_: Node) -> None:
+            bell = make_bell()
+            async with anyio.create_task_group() as group:
+                group.start_soon(_wait_at, bell)
+                await simulation.sleep(1.0)
+                bell.ring()
+            simulation.mark("woken")
+
+        await simulation.start("n", serve).wait_until_ended()
+
+    run = simulate(world, backend="asyncio")
+
+    run.check()
+    assert run.marks["woken"]
