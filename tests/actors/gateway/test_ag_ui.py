@@ -380,6 +380,23 @@ async def test_a_client_is_told_of_an_event_that_cannot_be_read(node: Client) ->
         assert "JSON" in shown["error"]
 
 
+async def test_a_client_is_told_of_a_request_that_cannot_be_sent(talk: Talk) -> None:
+    """The fault is the page's own: `fetch` raises the same `TypeError` as for a lost connection."""
+    await talk.open("name", resumes=True, headers={"X-User": "Łukasz"})
+    await talk.open("place", resumes=True)
+    await talk.client.do("url", "place", url="http://")
+    await talk.open("number", resumes=True)
+
+    named = await talk.said("one", "name")
+    placed = await talk.said("one", "place")
+    numbered = await talk.said("one", "number", isNoJson=True)
+
+    assert "ByteString" in named["error"]
+    assert "URL" in placed["error"]
+    assert "BigInt" in numbered["error"]
+    assert not any(shown["isRunning"] for shown in (named, placed, numbered))
+
+
 async def test_a_client_that_left_a_run_can_connect_to_it_again(node: Client) -> None:
     """As a page does in React's strict mode, which mounts everything twice."""
     agent = Gated()

@@ -69,10 +69,11 @@ function cutting(chat) {
   };
 }
 
-function open({ chat, url, threadId, resumes, messages, cursor }) {
+function open({ chat, url, threadId, resumes, messages, cursor, headers }) {
   const Agent = resumes ? ResumableHttpAgent : HttpAgent;
   const opened = { requests: 0, statuses: [], events: [], cuts: [], saved: { messages: [] } };
-  const agent = new Agent({ url, threadId, initialMessages: messages, fetch: cutting(opened) });
+  const given = { url, threadId, headers, initialMessages: messages };
+  const agent = new Agent({ ...given, fetch: cutting(opened) });
   agent.cursor = cursor;
   let newest = cursor;
   const save = messages => {
@@ -111,10 +112,11 @@ function shown({ opened, agent, error }) {
 const operations = {
   open,
   cut: ({ chat, ...cut }) => void chats[chat].opened.cuts.push(cut),
-  send: ({ chat, text, id, runId, props }) => {
+  send: ({ chat, text, id, runId, props, isNoJson }) => {
     const { agent } = chats[chat];
     agent.addMessage({ id, role: 'user', content: text });
-    start(chats[chat], agent.runAgent({ runId, forwardedProps: props }));
+    const forwardedProps = isNoJson ? { order: 7n } : props;
+    start(chats[chat], agent.runAgent({ runId, forwardedProps }));
   },
   again: ({ chat, ...input }) => start(chats[chat], chats[chat].agent.runAgent(input)),
   answer: ({ chat, runId, answers }) => {

@@ -7,8 +7,7 @@ export class ResumableHttpAgent extends HttpAgent {
   cursor; // of the newest event; give it back with `messages` before `connectAgent()`
 
   run(input) {
-    const post = signal => this.fetch(this.url, { ...this.requestInit(input), signal });
-    return this.#follow(input, undefined, post);
+    return this.#follow(input, undefined, () => [this.url, this.requestInit(input)]);
   }
 
   connect(input) {
@@ -20,9 +19,9 @@ export class ResumableHttpAgent extends HttpAgent {
     return super.connectAgent(...given);
   }
 
-  #goOn({ threadId }, cursor, signal) {
+  #goOn({ threadId }, cursor) {
     const headers = { ...this.headers, ...(cursor && { 'Last-Event-ID': cursor }) };
-    return this.fetch(`${this.url}/${encodeURIComponent(threadId)}/connect`, { headers, signal });
+    return [`${this.url}/${encodeURIComponent(threadId)}/connect`, { headers }];
   }
 
   #follow(input, cursor, begin) {
@@ -30,7 +29,7 @@ export class ResumableHttpAgent extends HttpAgent {
     return new Observable(subscriber => {
       const left = new AbortController();
       const either = AbortSignal.any([signal, left.signal]);
-      void this.#read(input, cursor, begin, subscriber, either);
+      this.#read(input, cursor, begin, subscriber, either).catch(error => subscriber.error(error));
       return () => left.abort();
     });
   }
@@ -39,6 +38,7 @@ export class ResumableHttpAgent extends HttpAgent {
     let opened = 0; // the events without an id that the pipeline has: all, once one with an id came
     for (let wait = 50; !signal.aborted; wait = Math.min(2 * wait, 5000)) {
       let timer;
+      const [url, init] = begin?.() ?? this.#goOn(input, cursor);
       const silent = new AbortController(); // of this connection
       const either = AbortSignal.any([signal, silent.signal]);
       const heard = () => {
@@ -47,7 +47,7 @@ export class ResumableHttpAgent extends HttpAgent {
       };
       try {
         heard();
-        const response = await (begin?.(either) ?? this.#goOn(input, cursor, either));
+        const response = await this.fetch(url, { ...init, signal: either });
         const { ok, status } = response;
         if (status === 204 || status === 404) return subscriber.complete(); // an empty thread
         if (!ok && status < 500 && status !== 429)
@@ -63,7 +63,8 @@ export class ResumableHttpAgent extends HttpAgent {
           if (/^RUN_(FINISHED|ERROR)$/.test(event.type)) return subscriber.complete();
         }
       } catch (error) {
-        if (error instanceof SyntaxError) return subscriber.error(error); // it would come again
+        if (error instanceof SyntaxError) throw error; // it would come again
+        new Request(url, init); // raises if this is no URL, or a header cannot be sent
         // Otherwise the connection was cut, or was silent for too long.
       } finally {
         clearTimeout(timer);
