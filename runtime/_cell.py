@@ -1036,9 +1036,12 @@ class Cell(Mailbox):
 
         False if no handler waits without one.
         """
-        if self.suspended is None or not attend(self.yielded):
+        if self.suspended is None:
             return False
-        self.submit()
+        # If there is nothing to undo, the cell is in the queue already. If it were there twice, two
+        # workers would run the actor at once.
+        if attend(self, self.yielded):
+            self.submit()
         return True
 
     def _cancel_alarm(self) -> None:

@@ -35,9 +35,9 @@ def is_due(yielded: object) -> bool:
     return isinstance(yielded, OneShot) and yielded.is_done
 
 
-def attend(yielded: object) -> bool:
+def attend(cell: Waker, yielded: object) -> bool:
     """Undo `leave_to`, so that a task can wait instead; False if there is nothing to undo."""
-    if isinstance(yielded, OneShot) and not yielded.is_done:
+    if isinstance(yielded, OneShot) and yielded.waker is cell:
         yielded.waker = None
         return True
     return False

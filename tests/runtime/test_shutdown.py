@@ -18,11 +18,14 @@ from turnkeeper.runtime import (
     Stuck,
     Supervision,
 )
+from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import (
     Backend,
     Node,
     Probe,
     Simulation,
+    Strike,
+    Tape,
     VirtualClock,
     no_leaks,
     settle,
@@ -428,3 +431,43 @@ async def test_a_failure_that_cannot_be_shown_does_not_take_the_place_of_a_cance
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert isinstance(runtime._failure, KeyError)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_handler_that_is_cancelled_after_a_pause_has_ended_before_on_stop(
+    backend: Backend,
+) -> None:
+    """The whole process may stand still between its cancellation and the step that delivers it."""
+
+    class Waits(Actor):
+        def __init__(self, simulation: Simulation) -> None:
+            self.simulation = simulation
+            self.is_handling = False
+
+        async def receive(self, message: object) -> None:
+            del message
+            self.is_handling = True
+            try:
+                await self.context.wait_for(OneShot[None]())
+            finally:
+                self.is_handling = False
+
+        async def on_stop(self) -> None:
+            self.simulation.require(not self.is_handling, "one at a time", "it stops while it runs")
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            async with Runtime(ports=node.ports, stop_s=1.0) as runtime:
+                ref = runtime.spawn(lambda: Waits(simulation), name="waits")
+                await ref.tell("wait")
+                await simulation.sleep(0.1)
+                await ref.stop()
+
+        await simulation.start("node", serve).wait_until_ended()
+
+    steps = simulate(world, backend=backend, tape=Tape(played={})).node_steps["node"]
+    for step in range(1, steps + 1):
+        strike = Strike("freeze", "node", step, seconds=0.1)
+        for seed in range(30):
+            run = simulate(world, seed=seed, backend=backend, policy="random", strike=strike)
+            run.check()
