@@ -157,8 +157,9 @@ def read_records(
 ) -> list[StoredRecord]:
     """Read the page of records above `after` up to `upto` inclusive (see `READ_BYTES`).
 
-    Each is checked against its predecessor. Raises `CorruptLog` at the first record that is missing
-    or differs from the one written.
+    Each is checked against its predecessor. The mark at `after` itself is trusted: a caller that
+    reads from the beginning has checked it with the previous page. Raises `CorruptLog` at the first
+    record that is missing or differs from the one written.
     """
     mark = None if after else first_mark(tail.log_of(1))
     known = (tail.log_of(after), after) if after else (None, None)
