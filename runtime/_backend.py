@@ -141,7 +141,7 @@ class OneShot(Generic[T]):
         """
         # As in `wait_until_done`: to await that would cost every ask a coroutine more.
         if not self.is_done:
-            self._check_free()
+            self.check_free()
             try:
                 await park(self)
             finally:
@@ -151,13 +151,13 @@ class OneShot(Generic[T]):
     async def wait_until_done(self) -> None:
         """Wait as `wait` does, but neither return the value nor raise the error."""
         if not self.is_done:
-            self._check_free()
+            self.check_free()
             try:
                 await park(self)
             finally:
                 self.waker = None
 
-    def _check_free(self) -> None:
+    def check_free(self) -> None:
         if self.waker is not None:
             raise RuntimeError("another task waits for this OneShot; it takes one waiter")
 

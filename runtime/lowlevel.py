@@ -2,8 +2,9 @@
 
 1. It owns nothing: each name is one function or class that works alike on asyncio and trio.
 2. `OneShot` passes one answer to one waiting task. A `Bell`, from `make_bell`, wakes one again
-   and again. `thread_caller` brings a call from a thread into the loop, and `home_check` tells
-   if a call is made in it.
+   and again. `parking` returns the function by which tasks wait for one-shots without looking up
+   the loop each time. `thread_caller` brings a call from a thread into the loop, and `home_check`
+   tells if a call is made in it.
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one, and
    `is_interruption` tells what must be raised again from a failure.
@@ -25,11 +26,13 @@ from ._backend import (
     Bell,
     ClockHold,
     OneShot,
+    Park,
     clear_stray_cancellation,
     closing_scopes,
     home_check,
     is_interruption,
     make_bell,
+    parking,
     pausing,
     persist,
     running_task,
@@ -50,6 +53,7 @@ __all__ = [
     "Logger",
     "NoAnswer",
     "OneShot",
+    "Park",
     "ThreadCalls",
     "ThreadOneShot",
     "clear_stray_cancellation",
@@ -58,6 +62,7 @@ __all__ = [
     "is_interruption",
     "leaves",
     "make_bell",
+    "parking",
     "pausing",
     "persist",
     "running_task",

@@ -26,16 +26,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import anyio
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import ClockHold, OneShot, home_check, thread_caller, to_its_end
+from turnkeeper.runtime.lowlevel import (
+    ClockHold,
+    OneShot,
+    Park,
+    home_check,
+    parking,
+    thread_caller,
+    to_its_end,
+)
 
 from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 
@@ -55,7 +63,10 @@ class Job(OneShot[T]):
     more_s: float = 0.0
     """The seconds by which this job extends the bound on its group."""
 
-    __slots__ = ("bytes", "items", "refusal", "settled")
+    park: Park
+    """Parks the caller. Set by `submit`: to look up the loop for each wait takes too long."""
+
+    __slots__ = ("bytes", "items", "park", "refusal", "settled")
 
     def __init__(self, items: int = 1, size: int = 0) -> None:
         # Written out instead of calling super(), for speed: this runs for each append.
@@ -76,6 +87,17 @@ class Job(OneShot[T]):
     def refuse(self, error: Exception) -> None:
         """Set the outcome to this error. Called by the worker."""
         self.refusal = error
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """As for any one-shot, in the loop in which the job was submitted."""
+        if not self.is_done:
+            self.check_free()
+            try:
+                # Not `__await__()`: on trio this is a generator, which has none.
+                yield from cast("Iterable[Any]", self.park(self))
+            finally:
+                self.waker = None
+        return self.result()
 
     def result(self) -> T:
         """As for any one-shot; but the error is raised once, to the one caller."""
@@ -159,6 +181,7 @@ class JobThread:
         self._call_in_loop: Callable[[Callable[[], None]], object]
         self._is_over = threading.Event()
         self._is_home: Callable[[], bool] = _nowhere
+        self._park: Park
         self.is_hung = False
         self._is_open = False
         self._is_ending = False
@@ -174,6 +197,7 @@ class JobThread:
         """
         call_in_loop = thread_caller()
         self._is_home = home_check()
+        self._park = parking()
         self._hold = ClockHold()
         # First, so that nothing is open yet if the machine has no second thread for it.
         self._ports.start_thread(f"watch of the {self._name}", partial(self._watch, call_in_loop))
@@ -233,6 +257,7 @@ class JobThread:
                 "another event loop than the one it was entered in; nothing was done; in other "
                 "threads, and in loops that run there, use runtime.portal()"
             )
+        job.park = self._park
         erased: Job[Any] = job  # Any: the queue has jobs of every type
         if self._waiting or not self._try_enqueue(erased):
             self._waiting.append(erased)
