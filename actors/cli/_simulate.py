@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from turnkeeper.runtime import Ports
@@ -267,6 +266,7 @@ def _per_hour(campaign: Campaign) -> float:
 def _write_tape(folder: Path, run: Run) -> Path:
     from ..simulation import TapeFile  # noqa: PLC0415 - loaded by this command alone
 
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"turnkeeper-{run.seed}.tape.json"
     path.write_text(TapeFile.of(run).to_json(), encoding="utf-8")
     return path
@@ -315,19 +315,23 @@ def _as_json(campaign: Campaign, tapes: list[Path]) -> Mapping[str, object]:
 
 
 def _print_campaign(console: Console, campaign: Campaign) -> None:
-    table = Table(show_header=False, box=None)
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_row(f"{campaign.seeds:,}", "seeds")
-    table.add_row(f"{campaign.steps:,}", "steps")
-    table.add_row(f"{campaign.virtual_s:,.0f}", "virtual seconds")
-    table.add_row(f"{_per_hour(campaign):,.0f}", "seeds an hour, here")
-    table.add_row(f"{campaign.checked:,}", "seeds run again from their tapes, with the same trace")
-    table.add_row(f"{len(campaign.marks):,}", "kinds of rare situations reached")
-    table.add_row(f"{campaign.failed:,}", "seeds in which an invariant was broken")
-    console.print(table)
-    if campaign.missing_marks:
-        places = ", ".join(campaign.missing_marks)
-        console.print(Text(f"not reached: {places}"), soft_wrap=True)
-    verdict = "all invariants held" if campaign.ok else "an invariant was broken"
-    console.print(Text(verdict), style="green" if campaign.ok else "red")
+    rows = (
+        (campaign.seeds, "seeds"),
+        (campaign.steps, "steps"),
+        (campaign.virtual_s, "virtual seconds"),
+        (_per_hour(campaign), "seeds an hour, here"),
+        (campaign.checked, "seeds run again from their tapes, with the same trace"),
+        (len(campaign.marks), "kinds of rare situations reached"),
+        (campaign.failed, "seeds in which an invariant was broken"),
+    )
+    width = max(len(f"{number:,.0f}") for number, _ in rows)
+    for number, label in rows:
+        console.print(Text(f"{number:>{width},.0f}  {label}"))
+    if campaign.misses_marks:
+        console.print(Text(f"not reached: {'; '.join(campaign.missing_marks)}"))
+    if campaign.failed:
+        console.print(Text("an invariant was broken"), style="red")
+    elif campaign.misses_marks:
+        console.print(Text("all invariants held; not every situation was reached"), style="yellow")
+    else:
+        console.print(Text("all invariants held"), style="green")

@@ -68,9 +68,14 @@ class Campaign:
         return sorted(MARKS - self.marks.keys())
 
     @property
+    def misses_marks(self) -> bool:
+        """True if the campaign is long enough to have reached every mark, and has not."""
+        return self.seeds >= MARKS_SEEDS_MIN and bool(self.missing_marks)
+
+    @property
     def ok(self) -> bool:
         """True if no invariant was broken, and every mark reached if the campaign is long."""
-        return not self.failed and not (self.seeds >= MARKS_SEEDS_MIN and self.missing_marks)
+        return not self.failed and not self.misses_marks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ import json
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from turnkeeper.actors.cli import _simulate
@@ -137,6 +139,32 @@ def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
     assert json.loads(mended.stdout)["ok"] is True
     told = CliRunner().invoke(app, ["simulate", "--replay", str(tape)])
     assert told.stdout.rstrip().endswith("all invariants held")
+
+
+def test_a_folder_for_tapes_that_is_not_there_is_made(tmp_path: Path) -> None:
+    """It ended in a traceback, and the tape of the failure was lost."""
+    folder = tmp_path / "failed" / "tapes"
+    options = ["simulate", "--seeds", "1", "--seed", "22", "--tapes", str(folder)]
+    with planted(BEFORE_COMMIT):
+        done = CliRunner().invoke(app, options)
+
+    assert done.exit_code == 1
+    assert [tape.name for tape in folder.iterdir()] == ["turnkeeper-22.tape.json"]
+    assert done.stdout.endswith("an invariant was broken\n")
+
+
+def test_a_long_campaign_without_a_failure_says_which_situations_it_missed() -> None:
+    """It said that an invariant was broken; a short one listed dozens that need more seeds."""
+    told: dict[int, list[str]] = {}
+    for seeds in (999, 1_000):
+        out = StringIO()
+        _simulate._print_campaign(Console(file=out, width=80), Campaign(1, seeds=seeds))
+        told[seeds] = out.getvalue().splitlines()
+
+    assert told[999][-2:] == ["  0  seeds in which an invariant was broken", "all invariants held"]
+    assert told[1_000][-1] == "all invariants held; not every situation was reached"
+    assert "drained, messages queue; " in " ".join(told[1_000])
+    assert max(map(len, told[1_000])) <= 80
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seed": 1}', '{"seed": 1, "tape": {"a": "b"}}'])
