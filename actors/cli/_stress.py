@@ -18,7 +18,7 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports, TurnkeeperError
 
-from ._asking import refuse_parameters
+from ._asking import refuse_parameters, told
 from ._crowd import Crowd
 from ._display import many, printable
 from ._exits import (
@@ -36,6 +36,7 @@ from ._exits import (
     print_json,
     temporary_folder,
 )
+from ._journal_jobs import list_all
 from ._protocol import StartStress
 from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
@@ -265,6 +266,9 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
         fail(UNUSABLE, f"{db} cannot be written: there is no folder {Path(db).parent}")
     elif Path(db).exists() and not Path(db).is_file():
         fail(UNUSABLE, f"{db} cannot be written: it is not a regular file")
+    elif Path(db).exists():
+        with told(db):
+            anyio.run(list_all, db, "")  # raises if it is no journal
 
 
 def _run(

@@ -20,6 +20,7 @@ _LATEST = 5
 """The number of samples over which current rates are computed."""
 _REDRAW_S = 0.25
 _LINES_ELSEWHERE = 10
+_LINE_S_MIN = 1.0
 
 
 class StressDisplay:
@@ -60,8 +61,9 @@ class StressDisplay:
                 self._next_draw = stress.seconds + _REDRAW_S
                 self._live.update(self._table(stress), refresh=True)
         elif stress.seconds >= self._next_line:
-            self._next_line = stress.seconds + self._duration_s / _LINES_ELSEWHERE
-            if stress.crowd.acknowledged:
+            every_s = max(_LINE_S_MIN, self._duration_s / _LINES_ELSEWHERE)
+            self._next_line = stress.seconds + every_s
+            if len(stress.samples) > 1:  # before, there is no rate
                 self._say(self._line(stress))
 
     def checked(self) -> None:

@@ -245,6 +245,17 @@ def test_an_option_that_cannot_be_meant_is_told_before_anything_runs(
     assert result.stdout == ""
 
 
+def test_a_file_that_is_no_journal_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """The worker had to fail first, with the status of a broken promise."""
+    other = tmp_path / "notes.txt"
+    other.write_text("not a journal")
+
+    result = run("--db", other)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"turnkeeper: {other} cannot be opened: it is not a turnkeeper")
+
+
 @pytest.mark.parametrize(
     ("missing", "where", "options", "told"),
     [

@@ -19,7 +19,7 @@ from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import Lateness
 
 
-def play(display: StressDisplay) -> None:
+def play(display: StressDisplay, changes_per_s: int = 1) -> None:
     """Ten seconds with a kill in the middle, and then the check."""
     crowd = Crowd(["c"], senders=1, overlap=0.0, rate=1.0, duration_s=10.0, random=Random(1))
     stress = Stress(
@@ -51,15 +51,17 @@ def play(display: StressDisplay) -> None:
                 stress.outages.append(Outage(5.0))
             if second == 6:
                 stress.outages[0].until = 6.0
-            display.changed(stress)
+            for change in range(changes_per_s):
+                stress.seconds = second + change / changes_per_s
+                display.changed(stress)
         for _ in range(100):
             display.checked()
 
 
-def show(*, is_terminal: bool) -> str:
+def show(*, is_terminal: bool, duration_s: float = 10.0, changes_per_s: int = 1) -> str:
     out = StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=80, legacy_windows=False)
-    play(StressDisplay(console, 10.0))
+    play(StressDisplay(console, duration_s), changes_per_s)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
 
 
@@ -71,6 +73,15 @@ def test_elsewhere_than_on_a_terminal_what_happens_is_told_in_plain_lines() -> N
     assert "6 s: ready again" in lines
     assert len(lines) == 12
     assert max(map(len, lines)) <= 80
+
+
+def test_a_short_run_that_takes_longer_is_told_of_once_a_second() -> None:
+    """A run of one second printed a line each 0.1 s, for as long as its queue lasted."""
+    lines = show(is_terminal=False, duration_s=1.0, changes_per_s=10).splitlines()
+
+    assert [line.partition(" ")[0] for line in lines if "messages" in line] == [
+        str(second) for second in range(1, 11)
+    ]
 
 
 def test_on_a_terminal_a_table_is_kept_up_to_date() -> None:
