@@ -34,6 +34,7 @@ __all__ = ["stress_nodes"]
 AGENT = "turnkeeper.actors.cli.stress_agent:echo"
 LEASE_S = 3.0
 USERS = 24
+_CONNECT_S = 10
 
 
 def stress_nodes(
@@ -87,6 +88,7 @@ def stress_nodes(
             restart=None if restart is None else shlex.split(restart),
             beside=None if beside is None else Beside(beside, _agent_of_others(folder)),
         )
+        _check_reachable(postgres)
     except ValueError as error:
         shutil.rmtree(folder)
         fail(UNUSABLE, str(error))
@@ -123,6 +125,17 @@ def stress_nodes(
     else:
         errors.print(Text(kept), soft_wrap=True)
     report_verdict(verdict, as_json=as_json, history=None, status=BROKEN if made.unread else 0)
+
+
+def _check_reachable(postgres: str) -> None:
+    """Raise `ValueError` if the database cannot be reached: then no failure could be survived."""
+    import psycopg  # noqa: PLC0415 - an extra
+
+    try:
+        psycopg.connect(postgres, connect_timeout=_CONNECT_S).close()
+    except psycopg.Error as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"the database cannot be reached: {said}; nothing was done") from error
 
 
 def _agent_of_others(folder: Path) -> str:

@@ -25,6 +25,8 @@ from turnkeeper.actors.torture.checker import FAULTS, Finding, Verdict
 from turnkeeper.actors.torture.relays import DatabaseRelay, Relay
 from turnkeeper.actors.torture.torture import Torture
 
+from .stressing import database
+
 BOUND_S = 120.0
 OLDEST = "dd390d1"
 """The first commit whose schema is of this version: one before it refuses a newer schema."""
@@ -101,9 +103,8 @@ def test_what_is_found_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("turnkeeper.actors.torture.checker.check", lambda _: verdict)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    result = CliRunner().invoke(
-        app, ["stress", "--nodes", "3", "--postgres", "postgresql://nowhere/db", "--seed", "1"]
-    )
+    with database() as url:
+        result = CliRunner().invoke(app, ["stress", "--nodes", "3", "--postgres", url])
 
     assert result.exit_code == 1
     assert "lost: conversation 1, m1" in result.stdout
@@ -125,6 +126,16 @@ def test_machines_need_a_database_by_its_url(arguments: tuple[str, ...]) -> None
     result = CliRunner().invoke(app, ["stress", *arguments])
     assert result.exit_code == 2
     assert "--postgres" in result.stderr or "URL" in result.stderr
+
+
+def test_a_database_that_cannot_be_reached_is_told_before_anything_runs() -> None:
+    """All failures were played at machines that had never answered."""
+    result = CliRunner().invoke(
+        app, ["stress", "--nodes", "2", "--postgres", "postgresql://me:secret@127.0.0.1:1/x"]
+    )
+    assert result.exit_code == 2
+    assert "the database cannot be reached: " in result.stderr
+    assert "secret" not in result.stderr
 
 
 @pytest.mark.parametrize(
