@@ -49,6 +49,7 @@ _PASSWORD = re.compile(
     r"|(?<=[?&])(ssl)?password=[^&]*&?",
     re.IGNORECASE,
 )
+_OTHER_URL = re.compile(r"[\w+.-]+://")
 _PARAMETER = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 
 Db = Annotated[
@@ -104,8 +105,17 @@ def refuse_schema(db: str, schema: str) -> None:
 
 
 def refuse_parameters(db: str) -> None:
-    """Fail if this is a connection string of parameters: it would be the path of a new file."""
-    if _PARAMETER.match(db):  # it may hold a password, so it is not quoted
+    """Fail if this names a database in another way than by its URL: it would be a new file's path.
+
+    It may hold a password, so it is not quoted.
+    """
+    if _OTHER_URL.match(db) and not is_url(db):
+        fail(
+            UNUSABLE,
+            "a URL takes the form postgresql://USER@HOST/DATABASE; nothing was opened; a file is "
+            "named by its path, with ./ before it if it has such a name",
+        )
+    if _PARAMETER.match(db):
         fail(
             UNUSABLE,
             "a database is named by its URL, as postgresql://USER@HOST/DATABASE; nothing was "

@@ -157,6 +157,8 @@ def export(
 
 
 def _check_output(db: str, output: Path, *, yes: bool) -> None:
+    if output.is_dir():
+        fail(UNUSABLE, f"{output} is a folder; name a file with --output")
     if output.is_file():
         if not is_url(db) and Path(db).is_file() and output.samefile(db):
             fail(UNUSABLE, f"{output} is the journal itself; nothing was done")
@@ -339,6 +341,8 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     one; the old one stays as a backup. If the command is killed, run it again.
     """
     refuse_url(db)
+    if jobs.is_other_file(db):
+        fail(UNUSABLE, printable(f"{db}: it is not a turnkeeper journal; nothing was changed"))
     done = None
     with told(db):
         if yes or not _is_whole(db):

@@ -364,8 +364,8 @@ async def import_all(
             if source is not None:
                 found += f", and --from {source} reads JSON"
             result.problems.append(
-                f"{path}: {found}; name the program that wrote it with --from; "
-                "import a journal of turnkeeper from what `turnkeeper export` writes"
+                f"{path}: {found}; name the program that wrote it with --from; if it is a journal "
+                "of turnkeeper, import what `turnkeeper export` writes of it"
             )
         elif source is None and begin == _EXPORT_BEGINS:
             exports.append(path)

@@ -254,12 +254,6 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
             fail(
                 UNUSABLE, "a PostgreSQL journal needs its extra: pip install 'turnkeeper[postgres]'"
             )
-    elif "://" in db:  # it may hold a password, so it is not quoted
-        fail(
-            UNUSABLE,
-            "--db takes the path of a file, or the URL of a database, which begins with "
-            "postgresql://",
-        )
     elif printable(db) != db:
         fail(UNUSABLE, f"{printable(db)} cannot be the name of a journal")
     elif not Path(db).parent.is_dir():

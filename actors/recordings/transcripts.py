@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 
+_EXPORT_BEGINS = b'{"turnkeeper_export"'
+
+
 class Recorded(BaseModel):
     """A part of a recording: a frozen value that can be sent as JSON."""
 
@@ -123,6 +126,8 @@ def parse_recorded(content: bytes, file: str) -> Parsed:
     conversations: list[RecordedConversation] = []
     problems: list[InputProblem] = []
     try:
+        if content.startswith(_EXPORT_BEGINS):
+            _unusable("it is an export of turnkeeper; `turnkeeper export --to openai` writes chats")
         items = list(_items(content, is_lines=file.endswith((".jsonl", ".ndjson"))))
         if not items:
             _unusable("there is no conversation in it")

@@ -293,6 +293,16 @@ def test_a_folder_is_no_file_to_repair(options: Sequence[str], tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("options", [(), ("--yes",)])
+def test_another_file_is_no_journal_to_repair(options: Sequence[str], tmp_path: Path) -> None:
+    """It was to be replaced, once this was confirmed; with --yes it got a `…-owner` beside it."""
+    other = tmp_path / "notes.txt"
+    other.write_text("not a journal")
+
+    assert "is not a turnkeeper journal; nothing was changed" in told("repair", other, *options)
+    assert list(tmp_path.iterdir()) == [other]
+
+
 def test_conversations_are_deleted_by_name_and_by_age_after_being_asked(path: Path) -> None:
     assert "1 conversation with 4 events will be deleted for good; nothing was done" in told(
         "delete", path, "bob"
@@ -489,6 +499,9 @@ def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
     there.write_text("dear diary")
     assert "will be replaced; nothing was done" in told("export", path, "-o", there)
     assert "a database is named by its URL" in told("import", "dbname=chats", there)
+    said = told("show", "mysql://ann:secret@db/chats")
+    assert "a URL takes the form postgresql://" in said
+    assert "secret" not in said
     said = told("export", path, "-yo", there, file_bytes_max=10_000)
     assert said == f"turnkeeper: {there}: File too large"
     assert there.read_text() == "dear diary"
@@ -830,4 +843,4 @@ def test_a_folder_is_no_file_to_export_to(
 ) -> None:
     """Chats for `/`, which has no name that a draft could have, were a traceback."""
     for folder in ("/", tmp_path):
-        assert "Is a directory" in told("export", path, *options, "-o", folder)
+        assert "is a folder; name a file" in told("export", path, *options, "-o", folder)

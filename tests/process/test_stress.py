@@ -227,7 +227,7 @@ def test_a_worker_in_which_nothing_goes_on_fails_the_run(
         (["--db", "no/such/x.db"], "no/such/x.db cannot be written: there is no folder no/such"),
         (["--db", "."], ". cannot be written: it is not a regular file"),
         (["--db", "dbname=chats password=x"], "a database is named by its URL"),
-        (["--db", "pgsql://me:secret@h/d"], "of a database, which begins with postgresql://"),
+        (["--db", "pgsql://me:secret@h/d"], "a URL takes the form postgresql://"),
         (["--report", "no/such/x.html"], "no/such/x.html cannot be written: there is no folder"),
         (["--overlap", "1.5"], "--overlap"),
         (["--backend", "twisted"], "--backend"),

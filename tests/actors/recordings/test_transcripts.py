@@ -144,6 +144,11 @@ def test_a_recording_survives_its_trip_to_another_process() -> None:
     [
         (b"", "a.json", "a.json: it is empty"),
         (b"[]", "a.json", "a.json: there is no conversation in it"),
+        (
+            b'{"turnkeeper_export":1}\n{"conversation":"alice"}\n',  # each line was reported
+            "a.jsonl",
+            "a.jsonl: it is an export of turnkeeper; `turnkeeper export --to openai` writes chats",
+        ),
         (b"\n \n", "a.jsonl", "a.jsonl: there is no conversation in it"),
         (b"hello", "a.json", "a.json: not JSON at line 1 column 1: expecting value"),
         (b'[\n [{"role": "user",]', "a.json", "a.json: not JSON at line 2 column 19:"),
