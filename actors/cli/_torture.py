@@ -165,6 +165,8 @@ def torture(
         fail(UNUSABLE, "there is nothing to torture; give the server's URL, or a file to --check")
     if server and kill is not None:
         fail(UNUSABLE, "--server and --kill do not go together; choose one")
+    if kills and not server and kill is None:
+        fail(UNUSABLE, "--kills needs the server: give its command as --server, or its --kill PID")
     if server and len(server) != len(urls):
         fail(
             UNUSABLE,

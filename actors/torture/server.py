@@ -172,7 +172,9 @@ class OwnServer(Server):
                 if await answers(self._site):
                     return
                 await self._ports.sleep(_POLL_S)
-        raise ServerLost(f"the server did not start: {self._last_line()}")
+        status = self._process.returncode
+        how = f"in {START_S:g} s" if status is None else f"before the server ended, with {status}"
+        raise ServerLost(f"nothing was served at {self._site.url} {how}: {self._last_line()}")
 
     def _check_runs(self, process: Process) -> None:
         if (status := process.returncode) is not None:
@@ -194,7 +196,9 @@ class OwnServer(Server):
         size = self._told.seek(0, os.SEEK_END)
         self._told.seek(max(0, size - _TOLD_BYTES_MAX))
         lines = self._told.read().decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+        return next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
+        )
 
 
 class OwnServers(Server):

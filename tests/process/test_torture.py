@@ -165,7 +165,17 @@ def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path: Path, port: 
     result = run(f"http://127.0.0.1:{port}", *SMALL, "--server", command)
 
     assert result.exit_code == 2
-    assert "no such thing" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"turnkeeper: nothing was served at http://127.0.0.1:{port} before the server ended, "
+        "with 1: no such thing"
+    )
+
+
+def test_a_server_that_cannot_be_killed_is_not_tortured_by_kills() -> None:
+    """They were left out, and the run went well."""
+    refused = run("http://127.0.0.1:1", *SMALL, "--kills", "2")
+    assert refused.exit_code == 2
+    assert "give its command as --server" in refused.stderr
 
 
 def test_an_address_where_nothing_is_served_cannot_be_used(port: int) -> None:
