@@ -25,6 +25,7 @@ from ..events import (
     LoggedEvent,
     MessageQueuedEvent,
     ObservationEvent,
+    RetractionEvent,
     StepFinishedEvent,
     StepUnfinishedEvent,
     SystemPromptEvent,
@@ -311,6 +312,9 @@ def _said_in_short(event: Event) -> tuple[str, str, str] | None:
         case ConfirmationGivenEvent():
             some = f", {len(event.rejected)} rejected" if event.rejected else ""
             return "yellow", "answer", f"confirmed{some}" if event.confirmed else "rejected"
+        case RetractionEvent():
+            retracted = many(len(event.retracted_event_ids), "event")
+            return "dim", "retracted", f"{retracted} taken out of the view"
         case _:
             return None
 

@@ -42,6 +42,7 @@ from turnkeeper.actors.events import (
     ConversationErrorEvent,
     MessageQueuedEvent,
     ObservationEvent,
+    RetractionEvent,
     StepFinishedEvent,
     SystemPromptEvent,
     TurnEndedEvent,
@@ -266,6 +267,7 @@ def test_a_conversation_reads_as_a_chat(db: Path) -> None:
             ),
             "m, 8,000 tokens in, 2 out, 0.50 s",
         ),
+        (RetractionEvent(retracted_event_ids=("a", "b")), "2 events taken out of the view"),
     ],
 )
 def test_what_a_turn_does_is_said_in_words(event: Event, shown: str) -> None:
