@@ -140,6 +140,32 @@ async def test_axe_finds_no_violation_and_the_picture_is_taken(
         assert await page.evaluate(BEYOND) == []
 
 
+async def test_no_name_is_cut_off_on_the_pages_of_a_small_window(
+    browser: Browser, world: Site
+) -> None:
+    """The names of two tools lost their beginnings at the plot's left edge; titles lost ends."""
+    async with opened(browser, width=400) as page:
+        await page.goto(f"{world.address}/inspector/#/c/research/timeline")
+        await expect(page.locator(".tl-plot rect.tl-tool").first).to_be_attached(timeout=BOUND_MS)
+        cut_off = await page.evaluate(
+            """() => {
+              const plot = Number(document.querySelector('#tl-plot rect').getAttribute('x'));
+              return [...document.querySelectorAll('.tl-plot text')]
+                .filter((text) => text.getBBox().x < plot).map((text) => text.textContent);
+            }"""
+        )
+        assert cut_off == []
+    async with opened(browser, width=800) as page:
+        await page.goto(f"{world.address}/inspector/")
+        await expect(page.locator(".list-row")).to_have_count(6, timeout=BOUND_MS)
+        cut_off = await page.evaluate(
+            """() => [...document.querySelectorAll('.list-row .name')]
+              .filter((name) => name.scrollWidth > name.clientWidth)
+              .map((name) => name.textContent)"""
+        )
+        assert cut_off == []
+
+
 async def test_all_is_reached_by_keys(browser: Browser, world: Site) -> None:
     async with opened(browser) as page:
         await page.goto(f"{world.address}/inspector/")

@@ -251,7 +251,7 @@ export class Timeline extends HTMLElement {
     if (turn.outcome && turn.outcome !== "completed") {
       bars.push(box("tl-bad", x1 - 2, top - 4, 3, height - PAD * 2 - STRIP + 8));
     }
-    const untold = []; // the texts for which the plot has no room
+    const untold = []; // texts for which the plot has no room
     let free = left;
     for (const [n, message] of turn.messages.entries()) {
       const next = turn.messages[n + 1];
@@ -279,7 +279,7 @@ export class Timeline extends HTMLElement {
   #row(row, n, y, axis, turnEnd, x1, index) {
     const found = [];
     let free = -Infinity;
-    let told = 0; // where the last label ends
+    let told = axis.parts[0].x; // where the last ends
     for (const [at, bar] of row.entries()) {
       const from = axis.toX(bar.from_ms);
       const to = Math.max(from + 1.5, axis.toX(bar.to_ms ?? turnEnd));
@@ -327,7 +327,7 @@ export class Timeline extends HTMLElement {
       upTo = Math.max(upTo, x + size);
       return true;
     };
-    // The text of a turn's first message stands in its lane's left column.
+    // The text of a turn's first message is in its lane's left column.
     const isTold = !n || put([waited, shortened(message.text, 60)].filter(Boolean).join(": "), false);
     if (!n || !isTold) put(waited, true);
     return { shapes, upTo, isTold };
