@@ -342,10 +342,11 @@ def _check_extra(command: str, backend: Backend = "asyncio") -> None:
     by = ("hypercorn", "trio") if backend == "trio" else ("uvicorn",)
     for package in ("fastapi", *by):
         if importlib.util.find_spec(package) is None:
+            wanted = "trio" if package == "trio" else "'turnkeeper[gateway]'"
             fail(
                 UNUSABLE,
                 f"`{command}` needs the package {package}, which is not installed; "
-                "pip install 'turnkeeper[gateway]'",
+                f"pip install {wanted}",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -84,6 +85,26 @@ def test_a_host_without_an_address_is_told_as_such(
         _listen("nowhere", 8080)
 
     said = "cannot listen on nowhere:8080: Name or service not known"
+    assert capsys.readouterr().err == f"turnkeeper: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted"),
+    [
+        ("trio", "trio"),
+        ("hypercorn", "'turnkeeper[gateway]'"),
+        ("fastapi", "'turnkeeper[gateway]'"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str, wanted: str
+) -> None:
+    """For trio it named the extra `gateway`, which has none."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != missing or None)
+    with pytest.raises(typer.Exit):
+        _serve._check_extra("serve", "trio")
+
+    said = f"`serve` needs the package {missing}, which is not installed; pip install {wanted}"
     assert capsys.readouterr().err == f"turnkeeper: {said}\n"
 
 
