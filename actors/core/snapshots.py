@@ -122,7 +122,8 @@ def encode_snapshot(folds: StoredFolds) -> Slices[Snapshot]:
 
 def _with_view(seq: int, rest: bytes, view: Sequence[Event]) -> Slices[Snapshot]:
     payload = BytesIO()
-    payload.write(rest.removesuffix(b"}") + _BEFORE_VIEW)
+    payload.write(memoryview(rest)[:-1])
+    payload.write(_BEFORE_VIEW)
     for at in range(0, len(view), SLICE_EVENTS):
         lines = map(encode_event, view[at : at + SLICE_EVENTS])
         payload.write((b",\n" if at else b"\n") + b",".join(lines))
