@@ -43,44 +43,36 @@ def write_event(event: Event) -> bytes:
 
     pydantic checks nothing in `model_construct` and `model_copy`, and a subclass may hold more than
     its kind allows. One such record would make the log unreadable. So an event that is not known to
-    be checked is read back here.
+    be checked is read back here. Whether pydantic warns of values of `FLAT_TYPES`, and reads them
+    back, depends on the class and the types alone, so it is asked once for each.
     """
-    is_flat = check_texts(event) and not _has_choices(type(event))
-    checked = is_flat and is_validated(event)
-    if not checked:
-        check_new_id("kind", event.kind)
-    try:
-        written = _write_flat(event) if checked else _write_strictly(event)
+    is_flat = check_texts(event) and is_validated(event)
+    shape = (type(event), *map(type, event.__dict__.values()))
+    if is_flat and shape in _known_shapes:
+        written = encode_event(event)
         check_written(event, written)
-        read = type(event) if checked else type(decode_event(written))
+        return written
+    written = _write_and_read_back(event)
+    if is_flat and not _has_choices(type(event)) and len(_known_shapes) < _KNOWN_SHAPES_MAX:
+        _known_shapes.add(shape)
+    return written
+
+
+def _write_and_read_back(event: Event) -> bytes:
+    check_new_id("kind", event.kind)
+    try:
+        # pydantic takes as long to read `warnings="error"` as to write the JSON: it raises an error
+        # inside, and gives the interpreter lock to any thread that waits for it.
+        written = event.__pydantic_serializer__.to_json(event, warnings="error")
+        check_written(event, written)
+        read = type(decode_event(written))  # pydantic never warns of None, which few fields take
+    except InvalidInput:
+        raise  # it is too long
     except ValueError as error:
         said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
         raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
     if read is not type(event):
         raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
-    return written
-
-
-def _write_strictly(event: Event) -> bytes:
-    """Return the event as JSON; raise `ValueError` if pydantic warns of a value."""
-    # pydantic takes as long to read `warnings="error"` as to write the JSON: it raises an error
-    # inside, and gives the interpreter lock to any thread that waits for it.
-    return event.__pydantic_serializer__.to_json(event, warnings="error")
-
-
-def _write_flat(event: Event) -> bytes:
-    """As `_write_strictly`, in half the time, for an event whose values are of `FLAT_TYPES`.
-
-    Whether pydantic warns of these, and reads them back, depends on the class and the types alone,
-    so it is asked once for each.
-    """
-    shape = (type(event), *map(type, event.__dict__.values()))
-    if shape in _known_shapes:
-        return encode_event(event)
-    written = _write_strictly(event)
-    decode_event(written)  # pydantic never warns of None, which few fields take
-    if len(_known_shapes) < _KNOWN_SHAPES_MAX:
-        _known_shapes.add(shape)
     return written
 
 

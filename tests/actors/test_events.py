@@ -365,6 +365,23 @@ def test_the_table_of_shared_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert table.keys() == {frozenset({"content"})}
 
 
+def test_an_event_whose_json_is_too_long_is_told_so_whatever_was_written_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its constructor would take it, so the error must not send its caller there."""
+    monkeypatch.setattr(records, "_known_shapes", set())
+    monkeypatch.setattr(records, "EVENT_LENGTH_MAX", 300)
+    long = [AgentMessageEvent(content="é" * 200), AgentMessageEvent(content="é" * 200)]
+
+    with pytest.raises(InvalidInput, match=r"^an AgentMessageEvent has") as first:
+        write_event(long[0])
+    write_event(AgentMessageEvent(content="short"))
+    with pytest.raises(InvalidInput) as second:
+        write_event(long[1])
+
+    assert str(second.value) == str(first.value)
+
+
 class AskedFor:
     """A serializer of pydantic's that notes what it is asked to say of warnings."""
 
