@@ -24,6 +24,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from sys import float_info
 from typing import Final, Protocol
 
@@ -168,11 +169,17 @@ def request_of(model: Model, request: ModelRequest) -> StepRequest:
     return StepRequest(
         view_seq=request.view.seq,
         model=name if isinstance(name, str) else None,
-        tools_digest=_digest([tool.digest for tool in request.tools]),
+        tools_digest=_digest_of_tools(tuple([tool.digest for tool in request.tools])),
         parameters_digest=None if parameters is None else _digest(parameters),
         is_plain=request.is_plain,
         show_author=request.show_author,
     )
+
+
+@lru_cache(maxsize=64)
+def _digest_of_tools(digests: tuple[str, ...]) -> str:
+    """Return the digest of these tools; kept, since an agent asks with the same ones each time."""
+    return _digest(digests)
 
 
 def _digest(value: object) -> str:
