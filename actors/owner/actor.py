@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
@@ -136,6 +137,7 @@ Verify = Literal["off", "sampled", "always"]
 
 
 _APPENDS = (Append, AppendAll)
+_steers_of = attrgetter("steers")
 
 
 def _has_all_its_events(command: Command | Query) -> bool:
@@ -602,9 +604,8 @@ class ConversationActor(Actor[Command | Query]):
         self.recently_seen = state.recently_seen
         self._spent = state.spent
         self.steps = state.iteration
-        self._is_step_held = turns.waits_for is not None or (
-            bool(turns.queued)
-            and any(waiting.steers == running.turn_id for waiting in turns.queued.values())
+        self._is_step_held = turns.waits_for is not None or running.turn_id in map(
+            _steers_of, turns.queued.values()
         )
 
     # --- 5. start effects ------------------------------------------------------------------------

@@ -232,6 +232,33 @@ async def test_a_turn_takes_no_more_opcodes_and_calls_than_were_recorded(
     assert cost.calls <= recorded.calls * ALLOWED, f"{cost} are counted, {recorded} recorded"
 
 
+@agent
+async def hangs(_: TurnContext) -> None:
+    """Keep the turn running, so that all later messages wait."""
+    await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+async def test_a_message_takes_no_more_opcodes_when_many_others_wait_for_their_turn() -> None:
+    """Each commit of a running turn asks whether a message that waits is to join it."""
+    if sys.gettrace() is not None:
+        pytest.skip("a debugger or the measuring of coverage traces already")
+    opcodes = []
+    async with Conversations(hangs, journal=MemoryJournal()) as opened:
+        for waiting in (10, 200):
+            await opened["c"].send("begin")
+            for _ in range(waiting):
+                await opened["c"].send("and this?")
+            counter = Counter()
+            with counter.counting():
+                for _ in range(10):
+                    await opened["c"].send("and this?")
+            opcodes.append(counter.opcodes)
+
+    few, many = opcodes
+    assert many <= few * ALLOWED, f"{few} opcodes with few messages waiting, {many} with many"
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_colliding", [False, True])
 async def test_an_append_that_waits_for_its_commit_holds_no_more_objects_than_were_recorded(
