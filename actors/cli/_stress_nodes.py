@@ -20,7 +20,7 @@ import anyio
 from rich.console import Console
 from rich.text import Text
 
-from turnkeeper.runtime import Ports
+from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ._display import many, print_list, printable
 from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail, no_folder
@@ -74,6 +74,7 @@ def stress_nodes(
     key_file.write_text(os.urandom(32).hex())
     restarted: list[How] = [] if restart is None else ["database restarted"]
     try:
+        _check_reachable(postgres, schema)
         machines = Machines(
             nodes,
             ports,
@@ -88,7 +89,6 @@ def stress_nodes(
             restart=None if restart is None else shlex.split(restart),
             beside=None if beside is None else Beside(beside, _agent_of_others(folder)),
         )
-        _check_reachable(postgres)
     except ValueError as error:
         shutil.rmtree(folder)
         fail(UNUSABLE, str(error))
@@ -127,15 +127,19 @@ def stress_nodes(
     report_verdict(verdict, as_json=as_json, history=None, status=BROKEN if made.unread else 0)
 
 
-def _check_reachable(postgres: str) -> None:
+def _check_reachable(postgres: str, schema: str) -> None:
     """Raise `ValueError` if the database cannot be reached: then no failure could be survived."""
     import psycopg  # noqa: PLC0415 - an extra
 
+    from ..journals.postgres.journal import PostgresJournal  # noqa: PLC0415 - as above
+    from ..journals.postgres.schema import refusal  # noqa: PLC0415 - as above
+
+    PostgresJournal(postgres, schema=schema)  # refuses an address that would be misread
     try:
-        psycopg.connect(postgres, connect_timeout=_CONNECT_S).close()
-    except psycopg.Error as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"the database cannot be reached: {said}; nothing was done") from error
+        with refusal(schema):
+            psycopg.connect(postgres, connect_timeout=_CONNECT_S).close()
+    except TurnkeeperError as error:
+        raise ValueError(str(error)) from error
 
 
 def _agent_of_others(folder: Path) -> str:

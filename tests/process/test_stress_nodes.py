@@ -138,6 +138,14 @@ def test_a_database_that_cannot_be_reached_is_told_before_anything_runs() -> Non
     assert "secret" not in result.stderr
 
 
+@pytest.mark.parametrize("url", ["postgresql://me:secr%et@h/x", "postgresql://me:p@secret@h/x"])
+def test_no_part_of_a_password_is_quoted_from_a_url_that_is_none(url: str) -> None:
+    result = CliRunner().invoke(app, ["stress", "--nodes", "2", "--postgres", url])
+    assert result.exit_code == 2
+    assert "conninfo " in result.stderr
+    assert "secr" not in result.stderr
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -66,6 +66,7 @@ T = TypeVar("T")
 _DAY_S = 86_400.0
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 _SCHEMES = ("postgresql://", "postgres://")
+_TWO_AT_SIGNS = re.compile(r"postgres(ql)?://[^/?]*@[^/?]*@")
 
 
 def _no_failpoint(_: str) -> None:
@@ -141,6 +142,11 @@ class PostgresJournal(DatabaseJournal):
                 "conninfo is no address of a database; it takes one as "
                 "postgresql://USER@HOST/DATABASE, or libpq's settings, as host=HOST "
                 "dbname=DATABASE; SQLiteJournal takes the path of a file"
+            )
+        if _TWO_AT_SIGNS.match(conninfo):  # libpq would take a part of the password for the host
+            raise InvalidInput(
+                "conninfo has two @ before its path; write one that belongs to a name or password "
+                "as %40"
             )
         check_text("schema", schema)
         if not _SCHEMA.fullmatch(schema):

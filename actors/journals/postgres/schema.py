@@ -242,10 +242,20 @@ def refusal(schema: str) -> Iterator[None]:
         raise JournalUnavailable(
             f"the database cannot be reached: {error}; nothing was changed; try again"
         ) from error
-    except psycopg.Error as error:
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None:  # the server's words
+            raise _unusable(schema, error) from error
+        # libpq's words quote a part of the address, and so perhaps of the password.
         raise JournalRefused(
-            f"schema {schema} cannot be used: {error}; nothing was changed"
-        ) from error
+            "conninfo is no address that libpq can read; nothing was changed; in a URL, write the "
+            "signs %, @, / and : of a name or password as %25, %40, %2F and %3A"
+        ) from None
+    except psycopg.Error as error:
+        raise _unusable(schema, error) from error
+
+
+def _unusable(schema: str, error: psycopg.Error) -> JournalRefused:
+    return JournalRefused(f"schema {schema} cannot be used: {error}; nothing was changed")
 
 
 def unencodable(error: Exception) -> InvalidInput:

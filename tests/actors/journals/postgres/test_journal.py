@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -1434,6 +1435,29 @@ def test_an_address_of_another_kind_is_refused_before_it_is_used(given: str) -> 
     assert "secret" not in str(no.value)
     for address in ("", "host=nowhere", "dbname=x user=me", "postgres://host/db"):
         PostgresJournal(address)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "postgresql://me:secr%et@host/db",
+        "postgresql://me:p@secret@host/db",
+        "host=x password=p secret",
+        "postgresql://me:secret@[::1/db",
+    ],
+)
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_no_part_of_a_password_is_quoted_from_an_address_that_is_none(
+    given: str,
+    read_only: bool,
+) -> None:
+    """Libpq quotes what it cannot read, and takes the end of a password with an @ for the host."""
+    with pytest.raises((InvalidInput, JournalRefused), match=r"conninfo .*@") as no:
+        async with PostgresJournal(given, read_only=read_only):
+            raise AssertionError("entered")
+    told = "".join(traceback.format_exception(no.value))
+    assert "secr" not in told
+    PostgresJournal("postgresql://me:p%40p@host/db?application_name=a@b@c")
 
 
 def test_an_address_that_is_no_text_is_refused_before_it_is_used() -> None:
