@@ -46,7 +46,7 @@ from ..values.text import check_text
 from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, Items, MayByBody
-from .faults import PROBLEM, invalid_id, unusable
+from .faults import PROBLEM, PROBLEMS, invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, once_it_happened
 from .replies import EventStream, Feed, Write, json_slices
@@ -56,7 +56,7 @@ from .wire import sse
 
 __all__ = ["ag_ui"]
 
-ag_ui = APIRouter(prefix="/v1/ag-ui")
+ag_ui = APIRouter(prefix="/v1/ag-ui", responses=PROBLEMS)
 
 HERE = "/{conversation_id}"
 

@@ -36,7 +36,7 @@ from ..events import (
 from ..values.text import check_text
 from .ai_sdk import NAMELESS, TurnChunks, is_client_id, next_version
 from .bodies import PART_RULE, Given, Items, MayByBody
-from .faults import invalid_id, unusable
+from .faults import PROBLEMS, invalid_id, unusable
 from .names import ID_LENGTH_MAX
 from .replies import EventStream, Feed, Write, json_reply
 from .service import ConversationCaller, Reading, Writing
@@ -44,7 +44,7 @@ from .wire import sse
 
 __all__ = ["ai_sdk"]
 
-ai_sdk = APIRouter(prefix="/v1/ai-sdk/chat")
+ai_sdk = APIRouter(prefix="/v1/ai-sdk/chat", responses=PROBLEMS)
 
 HERE = "/{conversation_id}"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}

@@ -33,7 +33,7 @@ from .access import Authenticate, Authorize, Share, allows, check_access
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .events import feed_end
-from .faults import PROBLEM, argument_faults, validation_faults
+from .faults import argument_faults, validation_faults
 from .guard import LOOPBACK_HOSTS, Guard, check_hosts, check_origins
 from .inspection import inspection
 from .limits import GatewayLimits
@@ -128,6 +128,9 @@ def app(
     )
     api = FastAPI(
         title="turnkeeper",
+        # Not `include_router`: FastAPI would look for the route of each request router by router,
+        # and twice in the one that has it.
+        routes=[route for part in (*ROUTERS, pages) for route in part.routes],
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -136,10 +139,6 @@ def app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     api.state.service = service
-    for part in ROUTERS:
-        api.include_router(part, responses={"default": PROBLEM})
-    api.include_router(pages)
-    _complete_routes(api)
     api.add_exception_handler(TurnkeeperError, _refused)
     api.add_exception_handler(ProblemRaised, _raised)
     api.add_exception_handler(RequestValidationError, _invalid)
@@ -168,13 +167,6 @@ def app(
         refuses=_may_write if read_only else None,
     )
     return Gateway(api, service, guard)
-
-
-def _complete_routes(api: FastAPI) -> None:
-    """Have FastAPI complete its routes now: at the first request the loop would wait for it."""
-    scope: Scope = {"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []}
-    for route in api.routes:
-        route.matches(scope)
 
 
 _READING_POSTS = re.compile(r".*/v1/conversations/[^/]+/verify")
@@ -224,7 +216,7 @@ async def _by_status(request: Request, error: Exception) -> Response:
 def _allow(request: Request) -> Mapping[str, str]:
     """Return the header `Allow` with the methods of all routes of this address."""
     methods: set[str] = set()
-    for route in (route for part in (*ROUTERS, pages) for route in part.routes):
+    for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     if "GET" in methods:

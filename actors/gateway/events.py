@@ -82,9 +82,10 @@ async def _write_events(
         # The reader below begins with the cursor's event and checks it again, so the log cannot be
         # replaced unnoticed between this check and the reading.
         after -= 1
-    follower = caller.conversation.follow(after=after) if live and pieces else None
+    conversation = caller.conversation  # one handle for all frames: making it takes a while
+    follower = conversation.follow(after=after) if live and pieces else None
     items: AsyncIterator[Item] | AsyncIterator[LoggedEvent]
-    items = follower or caller.conversation.events(after=after, live=live)
+    items = follower or conversation.events(after=after, live=live)
     streams, frames = caller.service.streams, caller.service.frames
     is_heard = True
     # Pieces that came before the cursor's event: at the client, it may have replaced them already.
@@ -96,11 +97,11 @@ async def _write_events(
             if not live:
                 return "caught-up"
             return "draining" if streams.is_draining else "closing"
-        if pieces and caller.conversation.hears_pieces is not is_heard:
+        if pieces and conversation.hears_pieces is not is_heard:
             is_heard = not is_heard
             await write(sse({"pieces": is_heard}, event="note"))
         if may_be_anothers and item is not None:
-            await caller.conversation.check_user()
+            await conversation.check_user()
             may_be_anothers = False
         if item is None:
             await write(_HEARTBEAT)
@@ -111,7 +112,7 @@ async def _write_events(
             await streams.gather_pieces()
         elif is_checked:
             if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
-                await caller.conversation.check_user()
+                await conversation.check_user()
             if is_heard and follower is not None and follower.is_short_of(item):
                 is_heard = False
                 await write(sse({"pieces": is_heard}, event="note"))

@@ -23,6 +23,7 @@ from .wire import Json
 
 __all__ = [
     "PROBLEM",
+    "PROBLEMS",
     "OwnRoute",
     "argument_faults",
     "invalid_id",
@@ -63,6 +64,8 @@ PROBLEM: dict[str, Any] = {
     "content": {"application/problem+json": {"schema": _SCHEMA}},
 }
 """A response with a problem document, for the OpenAPI document."""
+PROBLEMS: dict[int | str, dict[str, Any]] = {"default": PROBLEM}
+"""The responses of each route that are not named there."""
 
 _RULES = {
     "bool_parsing": "must be true or false",

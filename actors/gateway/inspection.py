@@ -18,7 +18,7 @@ from ..core.state import Folded
 from ..events import Event, LoggedEvent
 from ..journal import READ_BYTES
 from ..owner.loading import in_slices
-from .faults import OwnRoute
+from .faults import PROBLEMS, OwnRoute
 from .history import Damage, LogRows, decoded
 from .names import SEQ_MAX
 from .outline import OutlinedTurn
@@ -28,7 +28,9 @@ from .wire import Json, brief_json, event_json, logged_json
 
 __all__ = ["inspection", "shown_json"]
 
-inspection = APIRouter(prefix="/v1/conversations/{conversation_id}", route_class=OwnRoute)
+inspection = APIRouter(
+    prefix="/v1/conversations/{conversation_id}", route_class=OwnRoute, responses=PROBLEMS
+)
 
 Brief = Annotated[
     int | None, Query(ge=1, le=100_000, description="Cut longer texts to this many characters.")

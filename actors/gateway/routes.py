@@ -38,7 +38,7 @@ from ..owner.loading import in_slices
 from .bodies import keep_one_unknown, one_unknown
 from .changes import feed_changes
 from .events import feed_events, page_of_events
-from .faults import PROBLEM, OwnRoute, invalid_id, unusable
+from .faults import PROBLEM, PROBLEMS, OwnRoute, invalid_id, unusable
 from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised, once_it_happened
@@ -72,8 +72,8 @@ from .wire import (
 
 __all__ = ["EVENT_SOURCES", "health", "router", "wants_page"]
 
-router = APIRouter(prefix="/v1", route_class=OwnRoute)
-health = APIRouter()
+router = APIRouter(prefix="/v1", route_class=OwnRoute, responses=PROBLEMS)
+health = APIRouter(responses=PROBLEMS)
 
 HERE = "/conversations/{conversation_id}"
 COMPLETE_EVERY_S = 10.0
