@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from turnkeeper.actors import LoggedEvent, TextDelta
+from turnkeeper.actors import Conversation, LoggedEvent, TextDelta
 from turnkeeper.actors.events import ForkedFromEvent, UserMessageEvent
 from turnkeeper.actors.gateway.frames import KEPT_BYTES_MAX, KEPT_MAX, Frames
 from turnkeeper.actors.gateway.names import Cursor
+from turnkeeper.actors.gateway.service import ConversationCaller
 from turnkeeper.actors.gateway.wire import logged_json, piece_json, sse
 
 from .worlds import Sse, gateway_world, reading
@@ -88,3 +89,31 @@ async def test_streams_of_one_conversation_share_the_frames_of_its_events() -> N
 
         assert heard[0] == heard[1] == heard[2]
         assert world.app._service.frames.encoded - began == len(heard[0])
+
+
+async def test_a_stream_makes_no_handle_for_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two were made and checked for each frame with pieces: a sixth of what a frame took."""
+    made = 0
+    expecting = ConversationCaller.expecting
+
+    def counted(caller: ConversationCaller) -> Conversation:
+        nonlocal made
+        made += 1
+        return expecting(caller)
+
+    async with gateway_world() as world:
+        await world.answered("short", "hello")
+        for _ in range(3):
+            await world.answered("long", "hello")
+        monkeypatch.setattr(ConversationCaller, "expecting", counted)
+
+        taken: list[tuple[int, int]] = []
+        for name in ("short", "long"):
+            made = 0
+            path = f"/v1/conversations/{name}/events"
+            reply = await world.http.get(path, params={"pieces": "true", "live": "false"})
+            taken.append((reply.text.count("data:"), made))
+
+    (short, of_short), (long, of_long) = taken
+    assert long > short
+    assert of_long == of_short

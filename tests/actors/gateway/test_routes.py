@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
+from starlette.routing import Match
+from starlette.types import Scope
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import (
@@ -537,6 +541,24 @@ async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:
     assert json.loads(other_method.text)["status"] == other_method.status_code == 405
     assert other_method.headers["Allow"] == "GET, HEAD"
     assert (await world.http.put(HERE, json={})).headers["Allow"] == "DELETE, GET, HEAD, PATCH"
+
+
+async def test_the_route_of_a_request_is_looked_for_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FastAPI looks twice in a router that is included, and this took a tenth of a message."""
+    asked = Counter[str]()
+    matches = APIRoute.matches
+
+    def counted(route: APIRoute, scope: Scope) -> tuple[Match, Scope]:
+        asked[f"{route.methods} {route.path}"] += 1
+        return matches(route, scope)
+
+    monkeypatch.setattr(APIRoute, "matches", counted)
+    await world.send("alice", "hello")
+
+    assert asked
+    assert set(asked.values()) == {1}
 
 
 async def test_each_step_names_the_view_that_its_model_saw() -> None:
