@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from turnkeeper.actors.cli._app import app
-from turnkeeper.actors.cli._serve import FILES_MAX
+from turnkeeper.actors.cli._serve import COLLECT_AFTER, FILES_MAX
 
 from ..actors.gateway.node import client, install
 from ..ports import free_port
@@ -135,6 +135,23 @@ def test_a_server_raises_its_soft_limit_of_files(tmp_path: Path) -> None:
 
     # Not to a hard limit of a billion, or none, as in containers.
     assert limits == (hard if 0 <= hard < FILES_MAX else FILES_MAX, hard)
+
+
+COLLECTING = """
+import gc
+from turnkeeper import agent
+
+@agent
+async def told(turn):
+    return str(gc.get_threshold()[0])
+"""
+
+
+def test_a_server_looks_for_garbage_less_often_than_other_programs(tmp_path: Path) -> None:
+    """The requests and streams that wait hold many objects, and none of them is garbage."""
+    (tmp_path / "collecting.py").write_text(COLLECTING)
+    with served(tmp_path, "collecting.py:told") as (address, _):
+        assert send(address).json()["end"]["reply"] == str(COLLECT_AFTER)
 
 
 DEADLY = """
