@@ -3,11 +3,12 @@
     python benchmarks/_gateway_server.py FILE
 
 It prints its port. One plain route streams at once; the other first commits a row to a separate
-file, as durably as a journal.
+file, as durably as a journal. The garbage collector runs as seldom as in `turnkeeper serve`.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import sqlite3
@@ -79,6 +80,7 @@ async def serve(path: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(10_000)
     messages = sqlite3.connect(
         f"{sys.argv[1]}.plain", isolation_level=None, check_same_thread=False
     )
