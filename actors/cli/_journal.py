@@ -28,7 +28,7 @@ from ..journal import Deletion
 from ..journals.files import Problem, check_event, check_folds, check_listing
 from ..journals.files import repair as repair_file
 from ..journals.files import verify as verify_file
-from ..journals.sqlite.schema import real_path, refuse_bad_log
+from ..journals.sqlite.schema import real_path, refuse_bad_log, refuse_stranger
 from ..recordings.exporting import openai_line, openhands_files
 from . import _journal_jobs as jobs
 from ._asking import (
@@ -341,10 +341,9 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     one; the old one stays as a backup. If the command is killed, run it again.
     """
     refuse_url(db)
-    if jobs.is_other_file(db):
-        fail(UNUSABLE, printable(f"{db}: it is not a turnkeeper journal; nothing was changed"))
     done = None
     with told(db):
+        refuse_stranger(real_path(db))  # before it is asked whether to replace the file
         if yes or not _is_whole(db):
             if Path(db).exists():
                 consequence = f"a new file will take the place of {db}, which is kept as a backup"
@@ -385,6 +384,8 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
         print_list(Console(highlight=False), "cut at the first damaged record:", lines)
     say(f"the file as it was: {done.backup}")
     say(f"set aside ({many(done.set_aside, 'row')}): {done.aside}")
+    if done.conversations:
+        say(f"lists show an old state; update them with: turnkeeper reindex {quote(db)}")
 
 
 def vacuum(db: File, *, as_json: AsJson = False) -> None:

@@ -303,6 +303,34 @@ def test_another_file_is_no_journal_to_repair(options: Sequence[str], tmp_path: 
     assert list(tmp_path.iterdir()) == [other]
 
 
+@pytest.mark.parametrize("options", [(), ("--yes",)])
+def test_an_empty_file_or_a_database_of_another_program_is_no_journal_to_repair(
+    options: Sequence[str], tmp_path: Path
+) -> None:
+    """As for other files above: an empty one was to be replaced, and both got a `…-owner`."""
+    empty, other = tmp_path / "empty.db", tmp_path / "other.db"
+    empty.touch()
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE note (text)")
+
+    assert "is an empty file; nothing was changed" in told("repair", empty, *options)
+    assert "is not a turnkeeper journal; nothing was changed" in told("repair", other, *options)
+    assert sorted(tmp_path.iterdir()) == [empty, other]
+
+
+def test_a_repair_says_how_lists_are_brought_up_to_date(path: Path) -> None:
+    """Only `verify` told of it."""
+    flip_a_bit(path)
+
+    *_, last = command("repair", path, "--yes").stdout.splitlines()
+
+    advised = f"update them with: turnkeeper reindex {path}"
+    assert last == f"lists show an old state; {advised}"
+    assert "lists show an old state of 2 conversations; " in command("verify", path).stdout
+    assert command("reindex", path).stdout == "2 conversations brought up to date\n"
+    assert advised not in command("verify", path).stdout
+
+
 def test_conversations_are_deleted_by_name_and_by_age_after_being_asked(path: Path) -> None:
     assert "1 conversation with 4 events will be deleted for good; nothing was done" in told(
         "delete", path, "bob"

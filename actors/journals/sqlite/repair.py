@@ -55,6 +55,7 @@ from .schema import (
     real_path,
     refusal,
     refuse_bad_log,
+    refuse_stranger,
     repaired_draft,
     sync_folder,
 )
@@ -120,6 +121,7 @@ def _repair(
     if not path.exists() and not repaired_draft(path).exists():
         raise JournalRefused(f"no journal at {path}: no such file; nothing was created")
     under_way.allow_for(path)
+    refuse_stranger(path)
     lock = OwnerLock(path, "turnkeeper repair")
     lock.try_acquire()
     try:
