@@ -33,6 +33,7 @@ from ..journals.sqlite.journal import SQLiteJournal
 from ..recordings.samples import read_samples
 from ..recordings.transcripts import InputProblem, RecordedConversation, parse_recorded
 from ..values.text import TEXT_LENGTH_MAX
+from ._asking import told
 from ._display import Display, many, print_list, print_report, printable
 from ._exits import (
     BROKEN,
@@ -50,7 +51,7 @@ from ._exits import (
     told_output,
 )
 from ._journal import COMMANDS
-from ._journal_jobs import list_all, was_url
+from ._journal_jobs import list_to_write, was_url
 from ._naming import conversation_names
 from ._protocol import Start
 from ._replay import WORKER, Replay, WorkerLost
@@ -274,7 +275,7 @@ def replay(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="The journal to write.",
+            help="The journal to write; what it holds already stays as it is.",
             show_default="a temporary one",
         ),
     ] = None,
@@ -437,7 +438,10 @@ def _audited(
 
 
 def _names_taken(db: Path | None) -> frozenset[str]:
-    """Return the names of the conversations that a journal holds already."""
+    """Return the names of the conversations that a journal holds already.
+
+    Exits with a message if the journal cannot be written.
+    """
     if db is not None and was_url(db):
         fail(UNUSABLE, "--db takes the path of a file, and not a URL; nothing was done")
     if db is not None and printable(str(db)) != str(db):
@@ -446,7 +450,5 @@ def _names_taken(db: Path | None) -> frozenset[str]:
         fail(UNUSABLE, f"{db} cannot be written: there is no folder {db.parent}")
     if db is None or not db.exists():
         return frozenset()
-    try:
-        return frozenset(info.conversation_id for info in anyio.run(list_all, str(db), ""))
-    except (JournalRefused, JournalUnavailable) as error:
-        fail(UNUSABLE, str(error))
+    with told(str(db)):
+        return frozenset(info.conversation_id for info in anyio.run(list_to_write, str(db)))

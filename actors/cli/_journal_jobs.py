@@ -64,6 +64,7 @@ __all__ = [
     "is_url",
     "list_all",
     "list_rows",
+    "list_to_write",
     "open_journal",
     "progress",
     "read",
@@ -465,6 +466,12 @@ async def _import_parsed(
             else:
                 result.conversations += 1
                 result.events += imported.records
+
+
+async def list_to_write(db: str) -> Sequence[ConversationInfo]:
+    """Return the conversations of a file; raise if this process cannot write to it now."""
+    async with SQLiteJournal(db, owner_wait_s=_OWNER_WAIT_S) as journal:
+        return await journal.list()
 
 
 async def vacuum(db: str) -> int:

@@ -36,7 +36,7 @@ from ._exits import (
     print_json,
     temporary_folder,
 )
-from ._journal_jobs import list_all
+from ._journal_jobs import list_to_write
 from ._protocol import StartStress
 from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
@@ -97,7 +97,8 @@ def stress(
         str | None,
         typer.Option(
             metavar="PATH|URL",
-            help="The journal to write: a SQLite file, or a PostgreSQL URL.",
+            help="The journal to write: a SQLite file, or a PostgreSQL URL; what it holds "
+            "already stays as it is.",
             show_default="a temporary file",
         ),
     ] = None,
@@ -262,7 +263,7 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
         fail(UNUSABLE, f"{db} cannot be written: it is not a regular file")
     elif Path(db).exists():
         with told(db):
-            anyio.run(list_all, db, "")  # raises if it is no journal
+            anyio.run(list_to_write, db)  # raises if it is no journal, or cannot be written
 
 
 def _run(

@@ -9,11 +9,13 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Self
 
 import anyio
 
 from turnkeeper.actors import Journal, SQLiteJournal
 from turnkeeper.actors.cli import stress_worker, worker
+from turnkeeper.actors.errors import OwnedElsewhere
 from turnkeeper.actors.journal import READ_BYTES, Listing, Record, StoredRecord
 
 APPENDS_BEFORE_DEATH = 40
@@ -124,11 +126,11 @@ class MortalJournal(SQLiteJournal):
         )
 
 
-class ImpatientJournal(SQLiteJournal):
-    """Does not wait until the file is free."""
+class TakenJournal(SQLiteJournal):
+    """Is taken by another process after the command has looked."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, owner_wait_s=0.0)
+    async def __aenter__(self) -> Self:
+        raise OwnedElsewhere("journal chats.db", "the shop", is_file=True)
 
 
 class StuckJournal(SQLiteJournal):
@@ -169,7 +171,7 @@ JOURNALS: Mapping[str, Callable[[str], Journal]] = {
     "eager": EagerJournal,
     "repeating": RepeatingJournal,
     "mortal": MortalJournal,
-    "impatient": ImpatientJournal,
+    "taken": TakenJournal,
     "stuck": StuckJournal,
     "mute": MuteJournal,
 }

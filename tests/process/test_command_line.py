@@ -112,6 +112,14 @@ def test_every_command_is_in_a_section_and_its_help_fits() -> None:
         assert "--no-" not in result.stdout
 
 
+@pytest.mark.parametrize("name", ["replay", "stress"])
+def test_a_run_into_a_journal_says_that_it_leaves_what_is_there(name: str) -> None:
+    """`demo` refuses a journal with conversations; these two may have one."""
+    told = " ".join(" ".join(on_a_terminal(name, "--help")).split())
+
+    assert "what it holds already stays as it is" in told
+
+
 def test_the_version_is_that_of_the_package() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.stdout == f"turnkeeper {turnkeeper.__version__}\n"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
@@ -450,17 +451,32 @@ def test_a_worker_that_says_nothing_more_is_lost(
     assert "turnkeeper: the worker has said nothing for 0.5 s" in result.stderr
 
 
-@pytest.mark.parametrize("broken", ["impatient"], indirect=True)
-def test_a_journal_that_is_owned_elsewhere_is_left_alone(
-    chats: Path, tmp_path: Path, broken: str
+@pytest.mark.parametrize("command", ["demo", "replay", "stress"])
+def test_a_journal_that_is_owned_elsewhere_is_refused_before_anything_runs(
+    chats: Path, tmp_path: Path, command: str
 ) -> None:
+    """The worker had to fail first, with the status of a broken promise."""
     db = tmp_path / "chats.db"
+    files = [chats] if command == "replay" else []
 
-    async def replay_while_it_is_owned() -> Result:
+    async def run_while_it_is_owned() -> Result:
         async with SQLiteJournal(db, address="the shop"):
-            return await anyio.to_thread.run_sync(run, "replay", chats, "--db", db)
+            return await anyio.to_thread.run_sync(partial(run, command, *files, "--db", db))
 
-    result = anyio.run(replay_while_it_is_owned)
+    result = anyio.run(run_while_it_is_owned)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"turnkeeper: journal {db} is owned by the shop, which is alive; ")
+    assert line.endswith("if it hangs, kill it: all that it has acknowledged stays")
+
+
+@pytest.mark.parametrize("broken", ["taken"], indirect=True)
+def test_a_journal_that_another_process_takes_before_the_worker_is_left_alone(
+    chats: Path, broken: str
+) -> None:
+    result = run("replay", chats)
 
     assert result.exit_code == 1
     assert "the worker failed: OwnedElsewhere: " in result.stderr
