@@ -84,6 +84,7 @@ FILES_MAX = 65_536
 connections. Programs that a tool starts inherit the limit, and some of them close every file up to
 it, so it does not become the billion that containers may allow."""
 Backend = Literal["asyncio", "trio"]
+_FORM = "write MODULE:AGENT, as in serve_me.py:support"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
 _PRINCIPAL_LENGTH_MAX = 64
@@ -467,15 +468,21 @@ def _check_tokens(file: Path) -> None:
 def _load_agent(place: str) -> Agent:
     """Return the named agent from a module or from a file."""
     name, _, attribute = place.rpartition(":")
-    if not name or not attribute:
-        fail(UNUSABLE, f"{place!r} names no agent; write MODULE:AGENT, as in serve_me.py:support")
+    is_file = name.endswith(".py")
+    if not name or not attribute or (name.startswith(".") and not is_file):
+        fail(UNUSABLE, f"{place!r} names no agent; {_FORM}")
     try:
-        module = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
+        module = _load_file(Path(name)) if is_file else _load_module(name)
     except FileNotFoundError as error:
         said = f"{error.filename} does not exist" if error.filename else str(error)
         fail(UNUSABLE, f"{name} cannot be loaded: {said}")
     except (ImportError, OSError, SyntaxError) as error:
-        fail(UNUSABLE, f"{name} cannot be loaded: {error}")
+        # The module itself, and none that it imports: the file of an agent may lack its `.py`.
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(
+            f"{error.name}."
+        )
+        form = f"; {_FORM}" if is_missing and not is_file else ""
+        fail(UNUSABLE, f"{name} cannot be loaded: {error}{form}")
     except SystemExit as end:
         fail(
             UNUSABLE,

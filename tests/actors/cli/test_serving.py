@@ -168,6 +168,41 @@ def test_a_file_that_is_not_there_is_told_in_words(
     assert capsys.readouterr().err.endswith(f"{tmp_path}/nope.py does not exist\n")
 
 
+@pytest.mark.parametrize(
+    "place", ["text.txt:x", "./text.txt:x", "some/text.txt:x", "turnkeeper.nope:x"]
+)
+def test_a_place_that_is_neither_a_module_nor_a_python_file_is_told_the_form(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    """It said only that there is no module named 'text', or gave a traceback for `./`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "text.txt").touch()
+
+    with pytest.raises(typer.Exit) as left:
+        _load_agent(place)
+
+    assert left.value.exit_code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("; write MODULE:AGENT, as in serve_me.py:support")
+
+
+def test_a_module_that_lacks_another_is_not_told_the_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("agent_without_its_tools.py").write_text("import the_lost_tools\n")
+
+    with pytest.raises(typer.Exit):
+        _load_agent("agent_without_its_tools:x")
+
+    assert capsys.readouterr().err.endswith("No module named 'the_lost_tools'\n")
+
+
 def test_a_function_without_the_decorator_is_told_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
