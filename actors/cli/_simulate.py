@@ -25,6 +25,7 @@ from ._exits import (
     fail,
     how_stopped,
     interrupted_by_signals,
+    is_given,
     print_json,
 )
 
@@ -38,6 +39,8 @@ __all__ = ["simulate"]
 _SEEDS = 200
 _FIRST_SEEDS = 1 << 31
 _PROGRESS_S = 0.5
+_OF_SEEDS = ("seeds", "minutes", "seed", "policy", "jobs", "tapes")
+"""The options that cannot be used with a tape."""
 
 
 class PolicyName(StrEnum):
@@ -64,6 +67,7 @@ def _above_zero(minutes: float | None) -> float | None:
 
 @interrupted_by_signals()
 def simulate(
+    context: typer.Context,
     *,
     seeds: Annotated[
         int | None,
@@ -131,6 +135,9 @@ def simulate(
         fail(UNUSABLE, "simulate needs its extra: pip install 'turnkeeper[simulation]'")
     from ..simulation import Campaign, run_campaign  # noqa: PLC0415 - loaded by this command alone
 
+    given = [name for name in _OF_SEEDS if is_given(context, name)]
+    if replay is not None and given:
+        fail(UNUSABLE, f"--replay repeats one run; leave out --{given[0]}")
     if replay is not None:
         _replay(replay, as_json=as_json)
         return

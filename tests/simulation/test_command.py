@@ -52,6 +52,30 @@ def test_a_time_in_which_no_seed_can_be_played_is_refused(minutes: str) -> None:
     assert "must be a number above 0" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--seeds", "3"),
+        ("--minutes", "1"),
+        ("--seed", "0"),
+        ("--policy", "pct"),
+        ("--jobs", "1"),
+        ("--tapes", "."),
+    ],
+)
+def test_an_option_for_many_runs_is_refused_with_a_tape(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    """It was ignored."""
+    tape = tmp_path / "a.tape.json"
+    tape.touch()
+
+    done = CliRunner().invoke(app, ["simulate", "--replay", str(tape), option, value])
+
+    assert done.exit_code == 2
+    assert done.stderr == f"turnkeeper: --replay repeats one run; leave out {option}\n"
+
+
 @pytest.mark.alone
 def test_several_jobs_run_all_the_seeds() -> None:
     options = ["simulate", "--seeds", "4", "--seed", "5", "--jobs", "2", "--json"]
