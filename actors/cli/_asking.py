@@ -17,6 +17,7 @@ from rich.text import Text
 from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import ConversationNotFound, CorruptLog
+from ..values.text import check_conversation_id
 from ._display import printable
 from ._error_lines import error_line
 from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail, forget_output, how_stopped
@@ -124,7 +125,10 @@ def refuse_parameters(db: str) -> None:
 
 
 def refuse_odd(names: Sequence[str], db: str) -> None:
+    """Exit, or raise `InvalidConversationId`, if a conversation cannot have one of these names."""
     refuse_missing([name for name in names if not is_text(name)], db)
+    for name in names:
+        check_conversation_id(name)
 
 
 def refuse_missing(names: Sequence[str], db: str) -> None:

@@ -776,11 +776,23 @@ def test_what_can_be_no_journal_is_told_by_every_command(
     assert set(logs(path)) == {"alice", "bob"}
 
 
-@pytest.mark.parametrize("text", ["", "x" * 100_000, "\udcff"])
-def test_a_name_that_no_conversation_has_is_told(path: Path, text: str) -> None:
-    for arguments in (("show", path, "--", text), ("export", path, "--", text)):
-        assert "there is no conversation" in told(*arguments)
-    assert "there is no conversation" in told("delete", path, "-y", "--", text)
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "conversation id has 0 characters; it takes 1 to 256; nothing was written"),
+        ("x" * 100_000, "conversation id has 100000 characters; it takes 1 to 256"),
+        ("\udcff", "there is no conversation \\udcff in "),
+    ],
+)
+def test_a_name_that_no_conversation_has_is_told(path: Path, text: str, found: str) -> None:
+    """An empty one was told as a gap between two words, and one too long was printed whole."""
+    for arguments in (
+        ("show", path, "--", text),
+        ("show", path, "--rejected", "--", text),
+        ("export", path, "--", text),
+        ("delete", path, "-y", "--", text),
+    ):
+        assert found in told(*arguments)
     assert set(logs(path)) == {"alice", "bob"}
 
 
