@@ -200,6 +200,7 @@ async def _raised(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """Say where the request is wrong and what is allowed there; never quote the request."""
     assert isinstance(error, RequestValidationError), error
+    _release(error)
     return problem_reply(OWN["invalid-request"], validation_faults(error, request))
 
 
@@ -207,10 +208,22 @@ async def _by_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     if isinstance(error.__cause__, MemoryError):
         raise error.__cause__  # FastAPI takes any error while it reads a body for the client's
+    _release(error)
     is_ours = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
     problem = OWN[_BY_STATUS.get(error.status_code, "internal" if is_ours else "malformed")]
     is_other_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
     return problem_reply(problem, headers=_allow(request) if is_other_method else None)
+
+
+def _release(error: Exception) -> None:
+    """Free the body that FastAPI could not read.
+
+    The frame that read it holds the error, and the tracebacks of the error and its cause hold the
+    frame. So the bodies of many requests would stay until the garbage collector runs.
+    """
+    error.__traceback__ = None
+    if error.__cause__ is not None:
+        error.__cause__.__traceback__ = None
 
 
 def _allow(request: Request) -> Mapping[str, str]:
