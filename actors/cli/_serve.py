@@ -79,6 +79,7 @@ COLLECT_AFTER = 10_000
 """How many objects more than at its last run let the garbage collector run again. By default it is
 700, and a request that waits holds 200 or more: so it looked at those of all requests, again and
 again. That took a tenth of a message's time, and on trio a third of a frame's."""
+_COLLECTS_BY_DEFAULT = gc.get_threshold()
 FILES_MAX = 65_536
 """How many files a server may open if its hard limit allows so many: more than it takes
 connections. Programs that a tool starts inherit the limit, and some of them close every file up to
@@ -632,7 +633,8 @@ class _Served:
         failure: TurnkeeperError | None = None
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             _load(self.backend)
-            gc.set_threshold(COLLECT_AFTER)
+            if gc.get_threshold() == _COLLECTS_BY_DEFAULT:  # else the agent's module has set it
+                gc.set_threshold(COLLECT_AFTER)
             async with AsyncExitStack() as stack:
                 runtime = await stack.enter_async_context(Runtime(report_blocked_s=BLOCKED_S))
                 try:

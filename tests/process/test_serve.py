@@ -147,11 +147,17 @@ async def told(turn):
 """
 
 
-def test_a_server_looks_for_garbage_less_often_than_other_programs(tmp_path: Path) -> None:
-    """The requests and streams that wait hold many objects, and none of them is garbage."""
-    (tmp_path / "collecting.py").write_text(COLLECTING)
+@pytest.mark.parametrize(("own", "at"), [("", COLLECT_AFTER), ("gc.set_threshold(50_000)", 50_000)])
+def test_a_server_looks_for_garbage_less_often_than_other_programs(
+    tmp_path: Path, own: str, at: int
+) -> None:
+    """The requests and streams that wait hold many objects, and none of them is garbage.
+
+    What the agent's module has set stays.
+    """
+    (tmp_path / "collecting.py").write_text(f"{COLLECTING}\n{own}\n")
     with served(tmp_path, "collecting.py:told") as (address, _):
-        assert send(address).json()["end"]["reply"] == str(COLLECT_AFTER)
+        assert send(address).json()["end"]["reply"] == str(at)
 
 
 DEADLY = """
