@@ -173,7 +173,15 @@ def simulate(
         errors.print(Text(f"turnkeeper: {how_stopped()}"))
     finally:
         progress.end()
-    files = [_write_tape(tapes, run) for run in so_far.failures]
+    try:
+        files = [_write_tape(tapes, run) for run in so_far.failures]
+    except OSError as error:
+        failed = ", ".join(str(run.seed) for run in so_far.failures)
+        fail(
+            BROKEN,
+            f"an invariant was broken, and no tape can be written in {tapes}: {error.strerror}; "
+            f"run each seed again, with --seeds 1 and another folder: {failed}",
+        )
     for run, file in zip(so_far.failures, files, strict=True):
         _tell_failure(errors, run, file)
     if as_json:

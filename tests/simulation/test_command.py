@@ -177,6 +177,17 @@ def test_a_folder_for_tapes_that_is_not_there_is_made(tmp_path: Path) -> None:
     assert done.stdout.endswith("an invariant was broken\n")
 
 
+def test_a_failure_whose_tape_cannot_be_written_is_told_with_its_seed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    options = ["simulate", "--seeds", "1", "--seed", "22", "--tapes", str(tmp_path / "file/tapes")]
+    with planted(BEFORE_COMMIT):
+        done = CliRunner().invoke(app, options)
+
+    assert done.exit_code == 1
+    assert "Not a directory" in done.stderr
+    assert done.stderr.endswith("another folder: 22\n")
+
+
 def test_a_long_campaign_without_a_failure_says_which_situations_it_missed() -> None:
     """It said that an invariant was broken; a short one listed dozens that need more seeds."""
     told: dict[int, list[str]] = {}
