@@ -66,7 +66,7 @@ T = TypeVar("T")
 _DAY_S = 86_400.0
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 _SCHEMES = ("postgresql://", "postgres://")
-_TWO_AT_SIGNS = re.compile(r"postgres(ql)?://[^/?]*@[^/?]*@")
+_TWO_AT_SIGNS = re.compile(r"postgres(ql)?://[^/@]*@[^/?]*@")
 
 
 def _no_failpoint(_: str) -> None:

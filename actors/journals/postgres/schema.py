@@ -247,8 +247,9 @@ def refusal(schema: str) -> Iterator[None]:
             raise _unusable(schema, error) from error
         # libpq's words quote a part of the address, and so perhaps of the password.
         raise JournalRefused(
-            "conninfo is no address that libpq can read; nothing was changed; in a URL, write the "
-            "signs %, @, / and : of a name or password as %25, %40, %2F and %3A"
+            "conninfo is no address that libpq can read; nothing was changed; check the names of "
+            "its settings, and in a URL write the signs %, @, /, : and spaces of a name or "
+            "password as %25, %40, %2F, %3A and %20"
         ) from None
     except psycopg.Error as error:
         raise _unusable(schema, error) from error

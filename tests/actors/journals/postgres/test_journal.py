@@ -1442,6 +1442,8 @@ def test_an_address_of_another_kind_is_refused_before_it_is_used(given: str) -> 
     [
         "postgresql://me:secr%et@host/db",
         "postgresql://me:p@secret@host/db",
+        "postgresql://me:a?p@secret@host/db",
+        "postgresql://me:secret@host/db?ssl=on",
         "host=x password=p secret",
         "postgresql://me:secret@[::1/db",
     ],
@@ -1452,12 +1454,13 @@ async def test_no_part_of_a_password_is_quoted_from_an_address_that_is_none(
     read_only: bool,
 ) -> None:
     """Libpq quotes what it cannot read, and takes the end of a password with an @ for the host."""
-    with pytest.raises((InvalidInput, JournalRefused), match=r"conninfo .*@") as no:
+    with pytest.raises((InvalidInput, JournalRefused), match=r"conninfo .*(settings|two @)") as no:
         async with PostgresJournal(given, read_only=read_only):
             raise AssertionError("entered")
     told = "".join(traceback.format_exception(no.value))
     assert "secr" not in told
-    PostgresJournal("postgresql://me:p%40p@host/db?application_name=a@b@c")
+    for good in ("me:p%40p@host/db", "me:p@host", "host/db", "/db", "me@[::1]:1,[::2]:2/d@b"):
+        PostgresJournal(f"postgresql://{good}?application_name=a@b@c")
 
 
 def test_an_address_that_is_no_text_is_refused_before_it_is_used() -> None:
