@@ -329,6 +329,7 @@ def inspect(
     It also works while another process writes. It listens on loopback only: every user of this
     machine can read what it shows.
     """
+    refuse_parameters(db)
     _check_extra("inspect")
     refuse_schema(db, schema)
     try:

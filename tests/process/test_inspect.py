@@ -93,3 +93,13 @@ def test_a_journal_that_is_not_there_is_not_made(
     assert refused.exit_code == 2
     assert len(refused.stderr.splitlines()) == 1
     assert "nothing was created" in refused.stderr or not (tmp_path / "chats.db").exists()
+
+
+@pytest.mark.parametrize("db", ["dbname=chats password=secret", "mysql://ann:secret@db/chats"])
+def test_a_database_that_is_no_url_to_inspect_is_refused_without_its_password(db: str) -> None:
+    """It was the path of a file that was not there, and told as one."""
+    refused = CliRunner().invoke(app, ["inspect", db])
+
+    assert refused.exit_code == 2
+    assert "postgresql://USER@HOST/DATABASE" in refused.stderr
+    assert "secret" not in refused.stderr
