@@ -23,7 +23,7 @@ from rich.text import Text
 from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ._display import many, print_list, printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail, no_folder
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail, how_stopped, no_folder
 from ._torture import Display, report_verdict
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ def stress_nodes(
     key_file.write_text(os.urandom(32).hex())
     restarted: list[How] = [] if restart is None else ["database restarted"]
     try:
-        _check_reachable(postgres, schema)
         machines = Machines(
             nodes,
             ports,
@@ -89,9 +88,13 @@ def stress_nodes(
             restart=None if restart is None else shlex.split(restart),
             beside=None if beside is None else Beside(beside, _agent_of_others(folder)),
         )
+        _check_reachable(postgres, schema)
     except ValueError as error:
         shutil.rmtree(folder)
         fail(UNUSABLE, str(error))
+    except KeyboardInterrupt:  # the check may wait for a database that does not answer
+        shutil.rmtree(folder)
+        fail(INTERRUPTED, how_stopped())
     with history.open("w", encoding="utf-8") as file, Display(errors) as display:
         plan = Plan(
             seed=seed,

@@ -128,6 +128,22 @@ def test_machines_need_a_database_by_its_url(arguments: tuple[str, ...]) -> None
     assert "--postgres" in result.stderr or "URL" in result.stderr
 
 
+def test_ctrl_c_while_the_database_does_not_answer_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder stayed, with the keys of the machines, and not a word was said."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("psycopg.connect", interrupted)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = CliRunner().invoke(app, ["stress", "--nodes", "2", "--postgres", "postgresql://h/x"])
+    assert result.exit_code == 130
+    assert "turnkeeper: stopped" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_database_that_cannot_be_reached_is_told_before_anything_runs() -> None:
     """All failures were played at machines that had never answered."""
     result = CliRunner().invoke(
