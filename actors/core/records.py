@@ -48,11 +48,17 @@ def write_event(event: Event) -> bytes:
     """
     is_flat = check_texts(event) and is_validated(event)
     shape = (type(event), *map(type, event.__dict__.values()))
-    if is_flat and shape in _known_shapes:
-        written = encode_event(event)
-        check_written(event, written)
-        return written
-    written = _write_and_read_back(event)
+    try:
+        if is_flat and shape in _known_shapes:
+            written = encode_event(event)
+            check_written(event, written)
+            return written
+        written = _write_and_read_back(event)
+    except InvalidInput:
+        raise  # it says what is wrong already
+    except ValueError as error:
+        said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
+        raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
     if is_flat and not _has_choices(type(event)) and len(_known_shapes) < _KNOWN_SHAPES_MAX:
         _known_shapes.add(shape)
     return written
@@ -60,17 +66,11 @@ def write_event(event: Event) -> bytes:
 
 def _write_and_read_back(event: Event) -> bytes:
     check_new_id("kind", event.kind)
-    try:
-        # pydantic takes as long to read `warnings="error"` as to write the JSON: it raises an error
-        # inside, and gives the interpreter lock to any thread that waits for it.
-        written = event.__pydantic_serializer__.to_json(event, warnings="error")
-        check_written(event, written)
-        read = type(decode_event(written))  # pydantic never warns of None, which few fields take
-    except InvalidInput:
-        raise  # it is too long
-    except ValueError as error:
-        said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
-        raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
+    # pydantic takes as long to read `warnings="error"` as to write the JSON: it raises an error
+    # inside, and gives the interpreter lock to any thread that waits for it.
+    written = event.__pydantic_serializer__.to_json(event, warnings="error")
+    check_written(event, written)
+    read = type(decode_event(written))  # pydantic never warns of None, which few fields take
     if read is not type(event):
         raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
     return written

@@ -418,6 +418,7 @@ def test_pydantic_is_asked_for_warnings_once_for_each_class_and_types_of_values(
         (AgentMessageEvent(content="fine"), "content", 5),
         (AgentMessageEvent(content="fine"), "timestamp", "today"),
         (AgentMessageEvent(content="fine"), "turn_id", True),
+        (AgentMessageEvent(content="fine"), "content", "half of a character: \ud800"),
         (UserMessageEvent(content="fine"), "is_reminder", "no"),
         # pydantic does not warn of these, so they are read back.
         (AgentMessageEvent(content="fine"), "content", None),
