@@ -605,7 +605,10 @@ def loop_marker() -> Callable[[], object]:
 
 
 def home_check() -> Callable[[], bool]:
-    """Return a function that returns True if it is called in this loop, and False elsewhere."""
+    """Return a function that returns True if it is called in this loop, and False elsewhere.
+
+    A run of trio inside a loop of asyncio's is elsewhere, since trio cannot wait as asyncio does.
+    """
     trio_module = _trio()
     current: Callable[[], object] = (
         asyncio.get_running_loop if trio_module is None else trio_module.lowlevel.current_trio_token
@@ -614,9 +617,11 @@ def home_check() -> Callable[[], bool]:
 
     def is_here() -> bool:
         try:
-            return current() is home
+            if current() is not home:
+                return False
         except RuntimeError:  # no such loop runs in this thread
             return False
+        return trio_module is not None or "trio" not in sys.modules or _trio() is None
 
     return is_here
 

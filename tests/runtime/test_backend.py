@@ -750,3 +750,18 @@ def test_a_wait_in_a_run_of_trio_inside_a_task_of_asyncio_is_one_of_trio() -> No
         return trio.run(inner)
 
     assert asyncio.run(outer()) == "told"
+
+
+def test_a_run_of_trio_inside_a_task_of_asyncio_is_another_loop() -> None:
+    """A call that is let in there could not wait: trio refuses a future of asyncio's."""
+    trio = pytest.importorskip("trio")
+
+    async def outer() -> list[object]:
+        is_home = home_check()
+
+        async def inner() -> tuple[bool, bool]:
+            return is_home(), home_check()()
+
+        return [is_home(), trio.run(inner), is_home()]
+
+    assert asyncio.run(outer()) == [True, (False, True), True]

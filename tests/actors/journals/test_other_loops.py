@@ -70,3 +70,27 @@ def test_a_journal_that_was_left_open_is_refused_in_the_next_loop_of_its_thread(
 
     anyio.run(enter, backend=first)
     anyio.run(call, backend=second)
+
+
+def test_a_journal_is_refused_in_a_run_of_trio_inside_its_loop(journal: AnyJournal) -> None:
+    """As in a notebook whose cell calls `trio.run`: it hung, or trio told of a strange future."""
+    trio = pytest.importorskip("trio")
+
+    async def call() -> None:
+        for make in CALLS.values():
+            with (
+                anyio.fail_after(HANG_S),
+                pytest.raises(RuntimeError, match="in another event loop than"),
+            ):
+                await make(journal)
+
+    async def enter() -> None:
+        async with journal:
+            claim = await journal.claim("a")
+            await journal.append(
+                "a", [make_record("a1")], epoch=claim.epoch, expected_seq=1, is_unfinished=False
+            )
+            trio.run(call)
+            assert [record.event_id for record in await journal.read("a")] == ["a1"]
+
+    anyio.run(enter, backend="asyncio")
