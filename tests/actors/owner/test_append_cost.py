@@ -240,18 +240,21 @@ async def hangs(_: TurnContext) -> None:
 
 @pytest.mark.anyio
 async def test_a_message_takes_no_more_opcodes_when_many_others_wait_for_their_turn() -> None:
-    """Each commit of a running turn asks whether a message that waits is to join it."""
+    """Each commit of a running turn asks whether a message that waits is to join it.
+
+    On trio, the order of tasks is drawn: the opcodes of 10 messages differed by up to a tenth.
+    """
     if sys.gettrace() is not None:
         pytest.skip("a debugger or the measuring of coverage traces already")
     opcodes = []
     async with Conversations(hangs, journal=MemoryJournal()) as opened:
-        for waiting in (10, 200):
+        for waiting in (10, 150):
             await opened["c"].send("begin")
             for _ in range(waiting):
                 await opened["c"].send("and this?")
             counter = Counter()
             with counter.counting():
-                for _ in range(10):
+                for _ in range(40):
                     await opened["c"].send("and this?")
             opcodes.append(counter.opcodes)
 
