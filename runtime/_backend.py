@@ -158,6 +158,7 @@ class OneShot(Generic[T]):
                 self.waker = None
 
     def check_free(self) -> None:
+        """Raise `RuntimeError` if another task waits for this."""
         if self.waker is not None:
             raise RuntimeError("another task waits for this OneShot; it takes one waiter")
 

@@ -343,7 +343,7 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     refuse_url(db)
     done = None
     with told(db):
-        refuse_stranger(real_path(db))  # before it is asked whether to replace the file
+        refuse_stranger(real_path(db))  # before the user is asked to have the file replaced
         if yes or not _is_whole(db):
             if Path(db).exists():
                 consequence = f"a new file will take the place of {db}, which is kept as a backup"

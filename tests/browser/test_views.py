@@ -347,6 +347,16 @@ TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAni
 """A frame begins with the handlers of what was scrolled before it."""
 
 
+async def _until(world: Site, asked: str, arg: object = None) -> None:
+    """Ask the page frame by frame until it says yes.
+
+    Beside other browsers, playwright's `wait_for_function` sometimes never saw that it did.
+    """
+    with anyio.fail_after(BOUND_MS / 1_000):
+        while not await world.page.evaluate(asked, arg):
+            await world.page.evaluate(TWO_FRAMES)
+
+
 async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browser: Browser) -> None:
     place = """([pane, height]) => {
       const rows = document.querySelector(`${pane} tk-rows`);
@@ -367,7 +377,7 @@ async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browse
             for pane in (".transcript-pane", ".log-pane")[width == 390 :]:
                 await world.page.wait_for_selector(f"{pane} tk-rows", timeout=BOUND_MS)
                 at_end = f"(pane) => ({place})([pane])[1] < 1"
-                await world.page.wait_for_function(at_end, arg=pane, timeout=BOUND_MS)
+                await _until(world, at_end, pane)
 
             await world.page.evaluate(place, [".log-pane", 0.5])
             await world.page.evaluate(TWO_FRAMES)
@@ -377,7 +387,7 @@ async def test_both_panes_begin_at_the_end_and_stand_where_they_were_left(browse
             await world.shows("What the model sees")
             await world.press("1")
             stands = f"(top) => ({place})(['.log-pane'])[0] === top"
-            await world.page.wait_for_function(stands, arg=before, timeout=BOUND_MS)
+            await _until(world, stands, before)
 
 
 async def test_a_list_at_its_end_that_becomes_lower_stays_at_its_end(browser: Browser) -> None:
@@ -392,7 +402,7 @@ async def test_a_list_at_its_end_that_becomes_lower_stays_at_its_end(browser: Br
           const rows = document.querySelector(".transcript-pane tk-rows");
           return rows.scrollHeight - rows.scrollTop - rows.clientHeight;
         }"""
-        await world.page.wait_for_function(f"() => ({below})() < 1", timeout=BOUND_MS)
+        await _until(world, f"() => ({below})() < 1")
         await world.page.evaluate(TWO_FRAMES)
 
         await world.page.evaluate(
@@ -434,7 +444,7 @@ async def test_the_end_that_is_asked_for_in_one_pane_is_in_sight_in_the_other_on
           const rows = document.querySelector(".transcript-pane tk-rows");
           return rows.scrollTop && rows.scrollHeight - rows.scrollTop - rows.clientHeight < 1;
         }"""
-        await world.page.wait_for_function(at_end, timeout=BOUND_MS)
+        await _until(world, at_end)
 
 
 async def test_a_log_is_shown_before_the_server_has_computed_its_state(browser: Browser) -> None:
